@@ -6,7 +6,6 @@ Both are lowered alike and called in turn. A part that is faster in float stays 
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -15,16 +14,12 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import NodeTime, WorkKind
 from pt2e_quant.backends.sample_run import copied_leaves
-from pt2e_quant.backends.target.leave_slower import CLIPS, mark_slower
+from pt2e_quant.backends.target.in_float import computed_reads, in_float, real_of
 from pt2e_quant.backends.target.speed_classes import shape_class
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
-from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import VIEWS, is_call
-from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 TIE = 0.03
@@ -150,7 +145,7 @@ def leave_in_float(
     for find in (_classes, _regions):
         for name, part in list(find(gm))[:_MOST]:
             members = {node.name for node in part}
-            trial = _in_float(gm, members, "")
+            trial = in_float(gm, dict.fromkeys(members, "tried"))
             artifact = lower(trial)
             call_us, trial_us = _least_us((best, artifact), leaves)
             if trial_us < (1 - _WIN) * call_us:
@@ -158,7 +153,7 @@ def leave_in_float(
                     f"a call took {call_us:,.0f} us on this machine, {trial_us:,.0f} us with "
                     f"{name} in float"
                 )
-                gm, best = _in_float(gm, members, text), artifact
+                gm, best = in_float(gm, dict.fromkeys(members, text)), artifact
     return gm
 
 
@@ -175,7 +170,7 @@ def _classes(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
     """The integer operators, without views, by class of sizes; the largest results first."""
     found: dict[str, list[Node]] = {}
     for node in gm.graph.nodes:
-        if _computed_reads(gm, node) and not is_call(node, VIEWS) and _elements(node):
+        if computed_reads(gm, node) and not is_call(node, VIEWS) and _elements(node):
             found.setdefault(shape_class(node) or str(node.target), []).append(node)
     return iter(sorted(found.items(), key=lambda item: -sum(map(_elements, item[1]))))
 
@@ -184,8 +179,8 @@ def _regions(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
     """Connected regions of integer operators, smallest first."""
     region_of: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
-        reads = _computed_reads(gm, node)
-        sources = [_real(read) for read in reads]
+        reads = computed_reads(gm, node)
+        sources = [real_of(read) for read in reads]
         is_behind = not reads and any(n in region_of and len(n.users) == 1 for n in _floats(node))
         sources += _floats(node) if is_behind else []
         if not reads and not is_behind:
@@ -211,25 +206,6 @@ def _floats(node: Node) -> list[Node]:
     return [n for n in node.all_input_nodes if n.op == "call_function" and not is_dequantize(n)]
 
 
-def _real(dequantize: Node) -> Node | None:
-    """The float value that a dequantize of computed integers stands for."""
-    quantize = dequantize.args[0]
-    real = quantize.args[0] if isinstance(quantize, Node) and is_quantize(quantize) else None
-    return real if isinstance(real, Node) else None
-
-
-def _computed_reads(gm: GraphModule, node: Node) -> list[Node]:
-    """The dq of computed values that an operator reads."""
-    if node.op != "call_function" or is_qdq(node):
-        return []
-    reads = [n for n in node.all_input_nodes if is_dequantize(n)]
-    return [n for n in reads if not _is_constant(gm, n.args[0])]
-
-
-def _is_constant(gm: GraphModule, source: Any) -> bool:
-    return isinstance(source, Node) and constant_of(gm, source) is not None
-
-
 def _elements(node: Node) -> int:
     held = node.meta.get("val")
     sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
@@ -237,45 +213,3 @@ def _elements(node: Node) -> int:
     for size in sizes or ():
         elements *= size
     return elements
-
-
-def _is_inside(gm: GraphModule, quantize: Node, real: Node, members: set[str]) -> bool:
-    """True if only members read what a quantize gives, and no other integers are made into it."""
-    readers = [user for dq in quantize.users for user in dq.users]
-    is_read = all(map(is_dequantize, quantize.users)) and bool(readers)
-    others = (other for other in real.users if other is not quantize)
-    if not is_read or any(r.name not in members for r in readers) or any(map(is_quantize, others)):
-        return False
-    source = real
-    while is_call(source, CLIPS) and not _computed_reads(gm, source):
-        source = source.all_input_nodes[0]
-    return source.name in members or not _computed_reads(gm, source)
-
-
-def _in_float(gm: GraphModule, members: set[str], text: str) -> GraphModule:
-    """A copy in which some operators compute in float.
-
-    Before:  conv(dq(q(relu(conv(dq(x_q), …)))), …), both convolutions members
-    After:   conv(relu(conv(dq(x_q), …)), …), both marked
-    """
-    made = copy_graph(gm)
-    editor = Editor(made)
-    gone = set()
-    for quantize in [n for n in made.graph.nodes if is_quantize(n)]:
-        real = quantize.args[0]
-        if not isinstance(real, Node) or not _is_inside(made, quantize, real, members):
-            continue
-        gone.add(real.name)
-        for dq in list(quantize.users):
-            editor.replace(dq, real)
-    for node in [n for n in made.graph.nodes if n.name in members]:
-        mark_slower(node, text)
-    editor.finish()
-    table = provenance_of(gm)
-    kept = [
-        one
-        for one in table.tensors
-        if one.name not in gone or one.role not in (Role.INPUT, Role.OUTPUT)
-    ]
-    made.meta[PROVENANCE_KEY] = replace(table, tensors=kept, notes=[*table.notes])
-    return made

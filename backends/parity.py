@@ -21,7 +21,6 @@ from pt2e_quant.backends.run_time_codes import Probe, probe, run_time_inputs
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.leave_slower import IN_FLOAT
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
@@ -30,7 +29,7 @@ from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
-from pt2e_quant.graph.op_table import ALLOWED_KEY, operator_name
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER, operator_name
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.reference.read_sites import reads_integers
 

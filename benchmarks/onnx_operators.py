@@ -5,13 +5,14 @@ of a chain of operators less those of a single one are an operator's own; so are
 sessions less an empty one's, where operators cannot follow each other. A class's ratio is the
 geometric mean over its shapes of (dequantize + operator + quantize in float) / (integer operator):
 below 1 an operator is slower in integers even where it stands between two integer ones. Writes
-`backends/onnx/measured/<cpu>.json`, and all times to `benchmarks/results/onnx_operators.json`.
+`backends/onnx/measured/<cpu>.json`, nanoseconds of a unit of work by class to `<cpu>_times.json`
+beside it, and all times to `benchmarks/results/onnx_operators.json`.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,164 +23,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pt2e_quant.backends.onnx
 from benchmarks.cpu_times import means
+from benchmarks.operator_cases import CASES, Case
 from pt2e_quant.backends.measure_speed import times_in_turn
-from pt2e_quant.backends.target.speed_classes import (
-    conv_class,
-    light_class,
-    linear_class,
-    transposed_class,
-)
 from pt2e_quant.kernels.onednn.speed import cpu_slug
-
-__all__ = ["CASES", "Case", "models", "time_case"]
 
 _LINKS = 4
 """Operators of the longer chain."""
 _SCALE, _ZERO = 0.02, 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One operator and its sizes.
-
-    Args:
-        name: its class.
-        op: of ONNX.
-        x: sizes of what it reads.
-        weight: sizes of its weight; none: it has no weight.
-        gate: sizes of its other operand, which is computed too.
-        attributes: of the operator.
-        is_chained: whether it can read its own result.
-        gives_float: whether its result stays float.
-    """
-
-    name: str
-    op: str
-    x: tuple[int, ...]
-    weight: tuple[int, ...] = ()
-    gate: tuple[int, ...] = ()
-    attributes: tuple[tuple[str, Any], ...] = ()
-    is_chained: bool = True
-    gives_float: bool = False
-
-
-def _conv(channels: int, size: tuple[int, ...], kernel: tuple[int, ...], groups: int = 1) -> Case:
-    weight = (channels, channels // groups, *kernel)
-    pads = [k // 2 for k in kernel] + [(k - 1) // 2 for k in kernel]
-    positions = int(np.prod(size))
-    return Case(
-        name=conv_class(groups=groups, weight=weight, positions=positions),
-        op="Conv",
-        x=(1, channels, *size),
-        weight=weight,
-        attributes=(("group", groups), ("pads", pads)),
-    )
-
-
-def _stem(
-    channels: int, results: int, size: tuple[int, int], kernel: tuple[int, int], stride: int
-) -> Case:
-    """A convolution of few channels, which cannot read its own result."""
-    weight = (results, channels, *kernel)
-    pads = [k // 2 for k in kernel] + [(k - 1) // 2 for k in kernel]
-    strides = [stride if edge > 1 else 1 for edge in size]
-    positions = int(np.prod([-(-edge // step) for edge, step in zip(size, strides, strict=True)]))
-    return Case(
-        name=conv_class(groups=1, weight=weight, positions=positions),
-        op="Conv",
-        x=(1, channels, *size),
-        weight=weight,
-        attributes=(("strides", strides), ("pads", pads)),
-        is_chained=False,
-    )
-
-
-def _transposed(inputs: int, results: int, side: int, kernel: int, groups: int = 1) -> Case:
-    """A transposed convolution of stride 2 that doubles its image."""
-    weight = (inputs, results // groups, kernel, kernel)
-    name = transposed_class(groups=groups, weight=weight, stride=(2, 2), positions=side * side)
-    pads = [(kernel - 1) // 2] * 4
-    attributes = (("strides", [2, 2]), ("pads", pads), ("output_padding", [kernel % 2] * 2))
-    return Case(
-        name=name,
-        op="ConvTranspose",
-        x=(1, inputs, side, side),
-        weight=weight,
-        attributes=(*attributes, ("group", groups)),
-        is_chained=False,
-    )
-
-
-def _linear(rows: int, width: int) -> Case:
-    name = linear_class(rows=rows, weight=(width, width))
-    sizes, weight = (rows, width), (width, width)
-    return Case(name=name, op="MatMul", x=sizes, weight=weight, is_chained=False, gives_float=True)
-
-
-def _light(name: str, op: str, x: tuple[int, ...], gate: tuple[int, ...] = (), **more: Any) -> Case:
-    is_chained = more.pop("is_chained", True)
-    is_gate = bool(gate) and gate != x
-    made = light_class(name, elements=int(np.prod(x)), is_gate=is_gate)
-    attributes = tuple(more.items())
-    return Case(name=made, op=op, x=x, gate=gate, attributes=attributes, is_chained=is_chained)
-
-
-_SIDES = (8, 28, 64)
-_IMAGES = ((1, 16, 14, 14), (1, 32, 28, 28), (1, 96, 56, 56))
-_POOL = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-
-
-def _cases() -> Iterator[Case]:
-    for side in _SIDES:
-        for channels in (16, 64):
-            for kernel in ((1, 1), (3, 3)):
-                yield _conv(channels, (side, side), kernel)
-        for kernel in ((1, 1), (5, 5)):
-            yield _conv(32, (side, side), kernel)
-        for kernel in ((3, 3), (5, 5), (7, 7)):
-            yield _conv(64, (side, side), kernel, groups=64)
-        yield _conv(64, (side, side), (3, 3), groups=4)
-        yield _conv(64, (side, side), (1, 1), groups=4)
-    for positions in (32, 512, 4096):
-        yield _conv(8, (positions, 1), (64, 1))
-        yield _conv(64, (positions, 1), (64, 1))
-        yield _conv(64, (positions, 1), (31, 1), groups=64)
-    yield _conv(8, (512, 1), (512, 1))
-    yield _stem(1, 64, (1024, 1), (512, 1), 4)
-    yield _stem(1, 16, (1024, 1), (64, 1), 4)
-    yield _stem(1, 16, (1024, 1), (64, 1), 1)
-    for side in (16, 64, 160):
-        yield _stem(3, 16, (side, side), (3, 3), 2)
-        yield _stem(3, 32, (side, side), (7, 7), 2)
-        yield _stem(1, 16, (side, side), (3, 3), 1)
-    yield from _upsampling()
-    for rows in (1, 8, 128):
-        for width in (64, 256, 768):
-            yield _linear(rows, width)
-    for x in _IMAGES:
-        gate = (*x[:2], 1, 1)
-        for name, op in (("add", "Add"), ("mul", "Mul")):
-            yield _light(name, op, x, x)
-            yield _light(name, op, x, gate)
-        yield _light("sigmoid", "Sigmoid", x)
-        yield _light("leaky_relu", "LeakyRelu", x, alpha=0.1)
-        yield _light("avg_pool2d", "AveragePool", x, **_POOL)
-        yield _light("softmax", "Softmax", (x[2] * x[1] // 8, x[2] * 8), axis=-1)
-        yield _light("mean", "GlobalAveragePool", x, is_chained=False)
-
-
-def _upsampling() -> Iterator[Case]:
-    widths = ((16, 32), (16, 16), (32, 16), (64, 32), (96, 64), (128, 64))
-    for side in (8, 24, 64):
-        for kernel in (2, 3, 4):
-            for inputs, results in (*widths, (16, 3), (64, 3), (128, 3)):
-                yield _transposed(inputs, results, side, kernel)
-        for kernel in (2, 4):
-            yield _transposed(64, 64, side, kernel, groups=64)
-            yield _transposed(64, 64, side, kernel, groups=4)
-
-
-CASES = tuple(_cases())
+_NO_RATIO = ("MaxPool", "Shuffle")
+"""Their integers are slow with channels first, and with channels last."""
+_BORDERS = ("quantize", "dequantize", "reorder", "transpose")
+LEAST_US = 0.1
+"""No operator is said to take less."""
 
 
 class _Builder:
@@ -212,6 +67,15 @@ class _Builder:
             self.call("DequantizeLinear", one, "s", "z") if self._is_value(one) else one
             for one in held
         ]
+        if case.is_pair:
+            read = [self._rounded(self.call(case.op, *read, **dict(case.attributes)))]
+            outer, inner, *kernel = case.weight
+            read.append(self._weight((inner, outer, *kernel), "weight_back"))
+        if case.op == "Shuffle":
+            made = self.call("Conv", *read, **dict(case.attributes))
+            return self._shuffled(
+                self.call("QuantizeLinear", made, "s", "z") if self.is_integer else made
+            )
         made = self.call(case.op, *read, **dict(case.attributes))
         is_left = case.gives_float or not self.is_integer
         return made if is_left else self.call("QuantizeLinear", made, "s", "z")
@@ -232,27 +96,36 @@ class _Builder:
         made = self.call("QuantizeLinear", made, "s", "z")
         return self.call("DepthToSpace", made, blocksize=2, mode="CRD")
 
+    def _shuffled(self, value: str) -> str:
+        _, channels, *side = self.case.x
+        for name, sizes in (("apart", [1, 2, channels // 2, *side]), ("whole", self.case.x)):
+            self.constants.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
+        value = self.call("DequantizeLinear", value, "s", "z") if self.is_integer else value
+        turned = self.call("Transpose", self.call("Reshape", value, "apart"), perm=[0, 2, 1, 3, 4])
+        made = self.call("Reshape", turned, "whole")
+        return self.call("QuantizeLinear", made, "s", "z") if self.is_integer else made
+
+    def _rounded(self, value: str) -> str:
+        if not self.is_integer:
+            return value
+        return self.call("DequantizeLinear", self.call("QuantizeLinear", value, "s", "z"), "s", "z")
+
     def _is_value(self, name: str) -> bool:
         return self.is_integer and not name.startswith("weight")
 
-    def _weight(self, sizes: tuple[int, ...] = ()) -> str:
+    def _weight(self, sizes: tuple[int, ...] = (), name: str = "weight") -> str:
         rng = np.random.default_rng(0)
         integers = rng.integers(-127, 128, sizes or self.case.weight).astype(np.int8)
         if not self.is_integer:
-            self.constants.append(
-                numpy_helper.from_array(integers.astype(np.float32) / 1e4, "weight")
-            )
-            return "weight"
-        for value, name in (
-            (integers, "weight_q"),
-            (np.array(1e-4, np.float32), "weight_s"),
-            (np.array(0, np.int8), "weight_z"),
-        ):
-            self.constants.append(numpy_helper.from_array(value, name))
-        self.nodes.append(
-            helper.make_node("DequantizeLinear", ["weight_q", "weight_s", "weight_z"], ["weight"])
-        )
-        return "weight"
+            self.constants.append(numpy_helper.from_array(integers.astype(np.float32) / 1e4, name))
+            return name
+        parts = (integers, np.array(1e-4, np.float32), np.array(0, np.int8))
+        names = [f"{name}_{part}" for part in "qsz"]
+        self.constants += [
+            numpy_helper.from_array(*pair) for pair in zip(parts, names, strict=True)
+        ]
+        self.nodes.append(helper.make_node("DequantizeLinear", names, [name]))
+        return name
 
     def model(self, result: str, *, in_type: int, out_type: int) -> bytes:
         inputs = [helper.make_tensor_value_info("x", in_type, self.case.x)]
@@ -289,7 +162,23 @@ def models(case: Case) -> dict[str, bytes]:
         kinds = (uint8, float_) if op == "DequantizeLinear" else (float_, uint8)
         kinds = kinds if op != "Identity" else (uint8, uint8)
         found[op] = builder.model(value, in_type=kinds[0], out_type=kinds[1])
+    if case.op == "Conv" and not case.is_chained:
+        found |= {"turn": _turned(case, case.x, (0, 2, 3, 1)), "turn back": _turned_back(case)}
+    builder = _Builder(case, is_integer=False)
+    found["copy"] = builder.model(builder.call("Identity", "x"), in_type=float_, out_type=float_)
     return found
+
+
+def _turned(case: Case, x: tuple[int, ...], order: tuple[int, ...]) -> bytes:
+    builder = _Builder(replace(case, x=x), is_integer=True)
+    value, kind = builder.call("Transpose", "x", perm=order), TensorProto.UINT8
+    return builder.model(value, in_type=kind, out_type=kind)
+
+
+def _turned_back(case: Case) -> bytes:
+    strides = dict(case.attributes)["strides"]
+    edges = (-(-edge // step) for edge, step in zip(case.x[2:], strides, strict=True))
+    return _turned(case, (1, *edges, case.weight[0]), (0, 3, 1, 2))
 
 
 def time_case(case: Case, *, rounds: int, seconds: float) -> dict[str, float]:
@@ -324,12 +213,44 @@ def time_case(case: Case, *, rounds: int, seconds: float) -> dict[str, float]:
         "quantize": 0.0 if case.gives_float else times["QuantizeLinear"] - empty,
         "dequantize": times["DequantizeLinear"] - empty,
     }
-    return {name: round(max(us, 0.1), 2) for name, us in found.items()}
+    if case.op == "Shuffle":
+        conv = time_case(replace(case, op="Conv"), rounds=rounds, seconds=seconds)
+        found |= {form: found[form] - conv[form] for form in ("integer", "float")}
+    if case.is_pair:
+        found |= {form: found[form] / 2 for form in ("integer", "float")}
+    if "turn" in times:
+        # It has channels last, which a neighbour would have too.
+        found["integer"] -= times["turn"] + times["turn back"] - 2 * empty
+    if case.op == "Conv" and case.is_chained:
+        # Between the order of a tensor's values and that of blocks of channels, there and back.
+        found["reorder"] = (times["float 1"] - own("float") - times["copy"]) / 2
+        # And that of channels last, in which it multiplies integers.
+        found["transpose"] = (times["integer 1"] - own("integer") - empty) / 2
+    return {name: round(max(us, LEAST_US), 2) for name, us in found.items()}
 
 
 def ratio(us: dict[str, float]) -> float:
     """Speed of the integer operator over float between two integer operators."""
     return (us["float"] + us["quantize"] + us["dequantize"]) / us["integer"]
+
+
+def timed_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What `backends.target.times` reads: operators and conversions by kind and sizes.
+
+    The changes of layout around an operator that was timed alone are not its own.
+    """
+    made: list[dict[str, Any]] = []
+    for row in rows:
+        elements = int(np.prod(row["x"]))
+        borders = {form: row[form] for form in _BORDERS if row.get(form, 0.0) > LEAST_US}
+        if borders:
+            made.append({"kind": "convert", "sizes": [elements], "amount": elements, **borders})
+        own = {form: row[form] for form in ("integer", "float")}
+        made.append({key: row[key] for key in ("kind", "sizes", "amount")} | own)
+        if row["is_pair"]:
+            inputs, results, *others = row["sizes"]
+            made.append(made[-1] | {"sizes": [results, inputs, *others]})
+    return made
 
 
 def main() -> None:
@@ -343,8 +264,20 @@ def main() -> None:
     rows, found = [], {}
     for case in (case for case in CASES if case.name.startswith(options.only)):
         us = time_case(case, rounds=options.rounds, seconds=options.seconds)
-        rows.append({"class": case.name, "x": case.x, "weight": case.weight, **us})
-        found.setdefault(case.name, []).append(ratio(us))
+        rows.append(
+            {
+                "class": case.name,
+                "x": case.x,
+                "weight": case.weight,
+                "kind": case.kind,
+                "sizes": case.sizes,
+                "amount": case.amount,
+                "is_pair": case.is_pair,
+                **us,
+            }
+        )
+        if case.op not in _NO_RATIO:
+            found.setdefault(case.name, []).append(ratio(us))
         alone = us["float"] / (us["integer"] + us["quantize"] + us["dequantize"])
         print(f"{case.name:58s} {case.x!s:20s} {ratio(us):6.2f} alone {alone:5.2f}", us, flush=True)
     if options.no_write:
@@ -359,6 +292,9 @@ def main() -> None:
         old = json.loads(results.read_text())["rows"]
         rows = [row for row in old if not row["class"].startswith(options.only)] + rows
     file.write_text(json.dumps(dict(sorted(made.items())), indent=2) + "\n")
+    times = file.with_name(f"{cpu_slug()}_times.json")
+    lines = ",\n".join(json.dumps(row) for row in timed_rows(rows))
+    times.write_text(f"[\n{lines}\n]\n")
     result = {"cpu": cpu_slug(), "onnxruntime": onnxruntime.__version__, "rows": rows}
     results.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -28,12 +28,12 @@ from torch.nn import functional
 
 import pt2e_quant.backends.xnnpack
 from benchmarks.cpu_times import means
-from benchmarks.onnx_operators import CASES as ONNX_CASES
-from benchmarks.onnx_operators import Case
+from benchmarks.operator_cases import CASES as ALL_CASES
+from benchmarks.operator_cases import Case
 from benchmarks.results import FOLDER, installed_version
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.backends.measure_speed import times_in_turn
-from pt2e_quant.backends.target.float_retries import Leave, leave
+from pt2e_quant.backends.target.float_retries import Fallback, mark_fallback
 from pt2e_quant.backends.target.speed_classes import light_class
 from pt2e_quant.backends.xnnpack.load_program import ForwardCall
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
@@ -62,11 +62,19 @@ def _functions() -> Iterator[Case]:
     for x in ((1, 16, 14, 14), (1, 32, 28, 28), (1, 96, 56, 56)):
         elements = int(torch.Size(x).numel())
         for name, op in (("tanh", "Tanh"), ("elu", "Elu"), ("hardswish", "HardSwish")):
-            yield Case(name=light_class(name, elements=elements), op=op, x=x)
-        yield Case(name=light_class("gelu", elements=elements), op="Gelu", x=x)
+            yield _function(name, op, x, elements)
+        yield _function("gelu", "Gelu", x, elements)
 
 
-_ALL = [*(case for case in ONNX_CASES if case.op not in ("Softmax", "AveragePool")), *_functions()]
+def _function(name: str, op: str, x: tuple[int, ...], elements: int) -> Case:
+    found = light_class(name, elements=elements)
+    return Case(name=found, op=op, x=x, amount=elements, kind=name, sizes=(elements,))
+
+
+_ALL = [
+    *(case for case in ALL_CASES if not case.is_pair and case.op not in ("Softmax", "AveragePool")),
+    *_functions(),
+]
 CASES = tuple({case.name: case for case in reversed(_ALL)}.values())
 """The first shape of each class: lowering takes longer than timing."""
 
@@ -151,7 +159,7 @@ def program(case: Case, kind: Kind, links: int, shape: tuple[int, ...]) -> Calla
     if kind is Kind.BETWEEN:
         for node in ep.graph.nodes:
             if node.op == "call_function" and not is_qdq(node):
-                leave(node, Leave.INTEGERS)
+                mark_fallback(node, Fallback.FLOAT)
     with warnings.catch_warnings(), fewer_interpretations():
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
@@ -208,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="timed rounds of each shape")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each shape at most")
-    parser.add_argument("--only", default="", help="classes whose names hold this; nothing written")
+    parser.add_argument("--only", default="", help="classes whose names hold this; others are kept")
     options = parser.parse_args()
     portable_lib._unsafe_reset_threadpool(1)
     rows: list[dict[str, Any]] = []
@@ -219,11 +227,14 @@ def main() -> None:
         if Kind.BETWEEN in us:
             found.setdefault(case.name, []).append(ratio(us))
         print(f"{case.name:58s} {case.x!s:20s} {ratio(us):6.2f}", us, flush=True)
-    if options.only:
-        return
     file = Path(pt2e_quant.backends.xnnpack.__path__[0], "measured", f"{cpu_slug()}.json")
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(means(found), indent=2) + "\n")
+    made = means(found)
+    if options.only:
+        made = json.loads(file.read_text()) | made
+        old = json.loads((FOLDER / "xnnpack_operators.json").read_text())["rows"]
+        rows = [row for row in old if options.only not in row["class"]] + rows
+    file.write_text(json.dumps(dict(sorted(made.items())), indent=2) + "\n")
     result = {"cpu": cpu_slug(), "executorch": installed_version("executorch"), "rows": rows}
     (FOLDER / "xnnpack_operators.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,10 +1,11 @@
 """Measured speed of kernels against float by device and shape class, from a benchmark's JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 
 class Variant(StrEnum):
@@ -21,10 +22,18 @@ class Variant(StrEnum):
 @cache
 def read_ratios(package: str, path: str) -> Mapping[str, float]:
     """Class to speed over float, from a JSON file of a package; empty if there is none."""
+    return {name: float(ratio) for name, ratio in (_read(package, path) or {}).items()}
+
+
+@cache
+def read_rows(package: str, path: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of a JSON file of a package; none if there is none."""
+    return tuple(_read(package, path) or ())
+
+
+def _read(package: str, path: str) -> Any:
     file = files(package).joinpath(path)
-    if not file.is_file():
-        return {}
-    return {name: float(ratio) for name, ratio in json.loads(file.read_text()).items()}
+    return json.loads(file.read_text()) if file.is_file() else None
 
 
 def read_measured(op: str, device: str) -> Mapping[str, float]:

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.policy import SLOWER, Policy, Regions, slower_preference
+from pt2e_quant.backends.target.policy import Policy, Regions, slower_preference
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.recurrent_ops import Cell, Rounding, gate_count
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import ALLOWED_KEY, OpKind, OpRow, Preference
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER, OpKind, OpRow, Preference
 from pt2e_quant.graph.ops import CONV1D, CONV2D, LINEAR, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult

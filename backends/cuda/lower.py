@@ -18,14 +18,13 @@ from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY, Decide, fu
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import FloatRegion, Report
-from pt2e_quant.graph.op_table import ALLOWED_KEY, OUT, operator_name
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OUT, SLOWER, operator_name
 from pt2e_quant.graph.ops import arguments, is_getitem
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, Validation

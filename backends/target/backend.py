@@ -10,14 +10,14 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
 from pt2e_quant.backends.quiet import quiet_imports
-from pt2e_quant.backends.target.policy import SLOWER, Policy
+from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.backends.target.recipe import Recipes
 from pt2e_quant.backends.target.recipe_file import RecipeName, as_recipe_file
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
 from pt2e_quant.core.provenance import record_named
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
-from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.graph.op_table import SLOWER, OpTable
 from pt2e_quant.graph.pipeline import GraphPass
 
 

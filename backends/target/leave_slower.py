@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.speed_classes import (
     LEAST_LEFT,
     ratio_here,
@@ -16,7 +15,7 @@ from pt2e_quant.backends.target.speed_classes import (
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.op_table import Preference
+from pt2e_quant.graph.op_table import SLOWER, Preference
 from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, is_call
 from pt2e_quant.graph.pipeline import Note
 from pt2e_quant.kernels.shape_classes import expected_sizes
@@ -25,7 +24,7 @@ _KEY = "pt2e_quant_slower"
 """The key in `meta["custom"]` of the reason that a trial on this machine gave for a node."""
 IN_FLOAT = "computes in float between its quantize and dequantize"
 """The report's text for an operator that integers would make slower."""
-_BYTES = (torch.uint8, torch.int8)
+BYTES = (torch.uint8, torch.int8)
 CLIPS = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 
 NOT_SLOWER = Preference(
@@ -103,7 +102,7 @@ def _computed(gm: GraphModule, node: Node) -> list[Node]:
         source = read.args[0] if is_dequantize(read) else read
         if not isinstance(source, Node) or constant_of(gm, source) is not None:
             continue
-        if source is read or source.meta["val"].dtype not in _BYTES:
+        if source is read or source.meta["val"].dtype not in BYTES:
             return []
         found.append(read)
     return found

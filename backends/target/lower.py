@@ -14,7 +14,6 @@ from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import leave_in_float, measure_speed
 from pt2e_quant.backends.target.float_retries import Fallback, FloatRetries, no_fallback
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import ConfigError
@@ -24,7 +23,7 @@ from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import REFERENCE_OF_KEY
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
-from pt2e_quant.graph.op_table import ALLOWED_KEY
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32

@@ -15,7 +15,15 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.meta import constant_nodes
-from pt2e_quant.graph.op_table import ALLOWED_KEY, KEEP_FLOAT_KEY, OUT, OpKind, OpRow, Preference
+from pt2e_quant.graph.op_table import (
+    ALLOWED_KEY,
+    KEEP_FLOAT_KEY,
+    OUT,
+    SLOWER,
+    OpKind,
+    OpRow,
+    Preference,
+)
 from pt2e_quant.graph.ops import BATCH_NORM, DROPOUT, is_call
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
@@ -33,8 +41,6 @@ READ_IN_FLOAT = Preference(
     text="a reader that works in integers",
     fix='quantizer.allowing("read_in_float"); before a float operator integers only add rounding',
 )
-SLOWER = "slower"
-"""The name of the preference for operators that are no slower than in float."""
 
 
 def slower_preference(fix: str, is_slower: "Callable[[OpRow, Match], bool]") -> Preference:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.fx import Node
@@ -12,9 +13,10 @@ from pt2e_quant.kernels.measured import read_ratios
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
-_CONVS = (*ops.CONV1D, *ops.CONV2D, *ops.CONV3D)
+CONVS = (*ops.CONV1D, *ops.CONV2D, *ops.CONV3D)
 _LONG = 16
 """A kernel with an edge so long or longer is a class of its own."""
+_BY_GATE = " by a gate"
 _FORMS = {1: "1", **dict.fromkeys(range(2, 10), "<= 9")}
 """Classes of a kernel's area."""
 
@@ -49,7 +51,8 @@ def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:
     if groups == 1:
         kind = f"{_size(inputs, (4, 32))} channels"
     else:
-        kind = "depthwise" if inputs == 1 and results == groups else "grouped"
+        is_depthwise = inputs == 1 and results == groups
+        kind = "depthwise" if is_depthwise else f"grouped, {_size(inputs, (16,))} channels"
     area = math.prod(kernel)
     form = "long" if max(kernel) >= _LONG else _FORMS.get(area, "wide")
     return f"conv, {kind}, kernel {form}, {_size(positions, (256, 4096))} positions"
@@ -89,8 +92,34 @@ def light_class(name: str, *, elements: int, is_gate: bool = False) -> str:
         elements: of its largest operand.
         is_gate: whether one operand is spread over the other.
     """
-    by_gate = " by a gate" if is_gate else ""
+    by_gate = _BY_GATE if is_gate else ""
     return f"{name}{by_gate}, {_size(elements, (2**12, 2**16))} elements"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an operator computes, as far as its time goes.
+
+    Args:
+        kind: operators of other kinds tell nothing about its time.
+        sizes: numbers by which operators of a kind are alike: channels, kernel, positions.
+        amount: multiplications of a product, elements of the largest operand of others.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    amount: int
+
+
+def conv_sizes(
+    *, groups: int, weight: Sequence[int], positions: int
+) -> tuple[str, tuple[int, ...]]:
+    """Kind and sizes of a convolution's work; arguments are those of `conv_class`."""
+    results, inputs, *kernel = weight
+    if groups > 1 and inputs == 1 and results == groups:
+        return "depthwise", (results, math.prod(kernel), positions)
+    kind = "conv" if groups == 1 else "grouped"
+    return kind, (inputs, results, math.prod(kernel), positions)
 
 
 def shape_class(node: Node) -> str | None:
@@ -98,28 +127,61 @@ def shape_class(node: Node) -> str | None:
 
     None if it was not measured, or if a size is known of no example.
     """
+    found = _shapes(node)
+    if found is None:
+        return None
+    read, made = found
+    if is_call(node, CONVS):
+        positions, groups = math.prod(made[2:]), argument(node, "groups")
+        return conv_class(groups=groups, weight=read[1], positions=positions)
+    if is_call(node, ops.CONV_TRANSPOSE):
+        return transposed_class(
+            groups=argument(node, "groups"),
+            weight=read[1],
+            stride=ops.each_axis(argument(node, "stride"), len(read[1]) - 2),
+            positions=math.prod(read[0][2:]),
+        )
+    if is_call(node, ops.LINEAR):
+        return linear_class(rows=math.prod(read[0][:-1]), weight=read[1])
+    light = _light_work(node, read)
+    if light is None:
+        return None
+    name = light.kind.removesuffix(_BY_GATE)
+    return light_class(name, elements=light.amount, is_gate=light.kind != name)
+
+
+def work_of(node: Node) -> Work | None:
+    """The work of an operator, symbolic sizes as in the example inputs; None as `shape_class`."""
+    found = _shapes(node)
+    if found is None:
+        return None
+    read, made = found
+    if is_call(node, CONVS):
+        groups = argument(node, "groups")
+        how = conv_sizes(groups=groups, weight=read[1], positions=math.prod(made[2:]))
+        return Work(*how, math.prod(made) * math.prod(read[1][1:]))
+    if is_call(node, ops.LINEAR):
+        rows = math.prod(read[0][:-1])
+        return Work("linear", (rows, *read[1][::-1]), rows * math.prod(read[1]))
+    return _light_work(node, read)
+
+
+def _light_work(node: Node, read: Sequence[tuple[int, ...]]) -> Work | None:
+    light = next((name for overloads, name in _LIGHT if is_call(node, overloads)), None)
+    if light is None:
+        return None
+    elements = [math.prod(shape) for shape in read]
+    is_gate = light in ("add", "mul") and len(set(elements)) > 1
+    return Work(light + _BY_GATE * is_gate, (max(elements),), max(elements))
+
+
+def _shapes(node: Node) -> tuple[list[tuple[int, ...]], tuple[int, ...]] | None:
+    """The sizes of what an operator reads and of its result; None if some are not known."""
     found = [shape for read in node.all_input_nodes[:2] if (shape := _shape(read)) is not None]
     made = _shape(node) if node.op == "call_function" else None
     if made is None or not found or len(found) < len(node.all_input_nodes[:2]):
         return None
-    if is_call(node, _CONVS):
-        positions, groups = math.prod(made[2:]), argument(node, "groups")
-        return conv_class(groups=groups, weight=found[1], positions=positions)
-    if is_call(node, ops.CONV_TRANSPOSE):
-        return transposed_class(
-            groups=argument(node, "groups"),
-            weight=found[1],
-            stride=ops.each_axis(argument(node, "stride"), len(found[1]) - 2),
-            positions=math.prod(found[0][2:]),
-        )
-    if is_call(node, ops.LINEAR):
-        return linear_class(rows=math.prod(found[0][:-1]), weight=found[1])
-    name = next((name for overloads, name in _LIGHT if is_call(node, overloads)), None)
-    if name is None:
-        return None
-    elements = [math.prod(shape) for shape in found]
-    is_gate = name in ("add", "mul") and len(set(elements)) > 1
-    return light_class(name, elements=max(elements), is_gate=is_gate)
+    return found, made
 
 
 _LIGHT: tuple[tuple[ops.Overloads, str], ...] = (

@@ -25,6 +25,9 @@ KEEP_FLOAT_KEY = "pt2e_quant.keep_float"
 ALLOWED_KEY = "pt2e_quant.allowed"
 """Key of `gm.meta`: the names of the preferences that the user overrules."""
 
+SLOWER = "slower"
+"""The name of the preference for operators that are no slower than in float."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:

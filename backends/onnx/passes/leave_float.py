@@ -164,22 +164,38 @@ def _readers(dequantize: ir.Node) -> list[ir.Node]:
     return found
 
 
+def _is_bias(stored: ir.Node) -> bool:
+    integers = constant(stored.inputs[0])
+    return integers is not None and integers.dtype == np.int32
+
+
+def _is_float_product(reader: ir.Node, bias: ir.Node) -> bool:
+    """True for a product on a weight in float, or for the addition of a bias behind one."""
+    if reader.op_type != "Add":
+        return read_dequantize(reader.inputs[1]) is None
+    others = [v.producer() for v in reader.inputs if v is not None and v.producer() is not bias]
+    return all(
+        one is not None and one.op_type == "MatMul" and read_dequantize(one.inputs[1]) is None
+        for one in others
+    )
+
+
 def _free(node: ir.Node, readers: Sequence[ir.Node]) -> Sequence[ir.Node]:
     """Have a weight or bias dequantized at load; the products that this was done for."""
-    graph, integers = node.graph, constant(node.inputs[0])
+    graph = node.graph
     assert isinstance(graph, ir.Graph)
-    assert integers is not None
-    if integers.dtype == np.int32:
-        freed = [r for r in readers if read_dequantize(r.inputs[1]) is None]
+    if _is_bias(node):
+        freed = [r for r in readers if _is_float_product(r, node)]
     else:
         freed = list(readers)
         redirect(node.outputs[0], write_as_arithmetic(graph, node))
     for reader in freed:
-        bias = reader.inputs[2] if len(reader.inputs) > 2 else None
-        stored = bias.producer() if bias is not None else None
-        if stored is not None and _is_stored(stored):
+        for index, value in enumerate(reader.inputs):
+            stored = value.producer() if value is not None else None
+            if stored is None or not _is_stored(stored) or not _is_bias(stored):
+                continue
             name = f"{reader.outputs[0].name}_bias"
-            reader.replace_input_with(2, write_as_arithmetic(graph, stored, name))
+            reader.replace_input_with(index, write_as_arithmetic(graph, stored, name))
             remove_unread(graph, [stored])
         keep_weight_float(reader)
     remove_unread(graph, [node])

@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.speed_classes import ratio_here
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
-from pt2e_quant.graph.op_table import ALLOWED_KEY
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.ops import (
     CONV_TRANSPOSE1D,
     CONV_TRANSPOSE2D,

@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import (
+    MICROSOFT,
     Array,
     Dequantized,
     call,
@@ -15,6 +16,7 @@ from pt2e_quant.backends.onnx.values import (
     read_dequantize,
     read_quantize,
     redirect,
+    remove_unread,
 )
 
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")
@@ -64,6 +66,30 @@ def put_sum_behind(output: ir.Value) -> None:
     kept = call(node, "Sum", [output], name=f"{output.name}_kept", like=output, after=True)
     for use in uses:
         use.node.replace_input_with(use.idx, kept)
+
+
+def join_silu(graph: ir.Graph) -> int:
+    """Write a SiLU of dequantized integers as the one operator that ONNX Runtime has for it.
+
+    It would fuse the two itself, but gives each reader of a dequantize one of its own first.
+
+    Before:  x = dq(x_q); Mul(x, Sigmoid(x))
+    After:   x = dq(x_q); QuickGelu(x, alpha=1)
+    """
+    changed = 0
+    for node in [n for n in graph if n.op_type == "Sigmoid"]:
+        x, product = node.inputs[0], only_consumer(node.outputs[0])
+        if x is None or product is None or product.op_type != "Mul" or not _is_dequantized(x):
+            continue
+        if x not in product.inputs or x.dtype != ir.DataType.FLOAT:
+            continue
+        output = product.outputs[0]
+        name, attributes = f"{output.name}_silu", {"alpha": 1.0}
+        made = call(product, "QuickGelu", [x], attributes, name=name, like=output, domain=MICROSOFT)
+        redirect(output, made)
+        remove_unread(graph, [product])
+        changed += 1
+    return changed
 
 
 def relu_as_max(graph: ir.Graph) -> int:

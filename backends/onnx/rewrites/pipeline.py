@@ -18,6 +18,7 @@ from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once, g
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
 from pt2e_quant.backends.onnx.rewrites.guide_fusions import (
     integer_bias,
+    join_silu,
     keep_layer_norm,
     keep_weights_float,
     pool_in_float,
@@ -216,6 +217,7 @@ REWRITES = (
     multiply_one_row,
     multiply_per_token,
     split_results,
+    join_silu,
     *_LAST,
 )
 PORTABLE_REWRITES = (

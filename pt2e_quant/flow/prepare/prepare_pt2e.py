@@ -35,6 +35,7 @@ from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.flow.report.audit import refuse_left_float
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
@@ -145,6 +146,8 @@ def prepare_pt2e(
         for graph in prepared_graphs(prepared):
             refuse_left_float(graph)
             prepared_state(graph).int_only = True
+            # A chip without float has no use for what is faster in float on this machine.
+            graph.meta[ALLOWED_KEY] = {*graph.meta.get(ALLOWED_KEY, ()), SLOWER}
     return prepared
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.onnx_operators import CASES, ratio, time_case
+from benchmarks.onnx_operators import ratio, time_case
+from benchmarks.operator_cases import CASES
 from pt2e_quant.backends.target import speed_classes
 from pt2e_quant.backends.target.speed_classes import ratio_here, shape_class
 
@@ -38,7 +39,7 @@ class Gate(nn.Module):
         (
             nn.Conv1d(8, 16, 3, groups=2),
             [(1, 8, 66)],
-            "conv, grouped, kernel <= 9, < 256 positions",
+            "conv, grouped, < 16 channels, kernel <= 9, < 256 positions",
         ),
         (nn.Linear(64, 64), [(2, 4, 64)], "linear, < 16 rows, < 16384 weights"),
         (Gate(), [(1, 16, 20, 20), (1, 16, 1, 1)], "mul by a gate, < 65536 elements"),

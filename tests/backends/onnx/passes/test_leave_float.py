@@ -14,6 +14,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.onnx import lower as lowering
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat
 from pt2e_quant.backends.onnx.report import Refused
+from pt2e_quant.backends.target.in_float import in_float
 from pt2e_quant.core.errors import ArtifactError
 
 
@@ -139,3 +140,27 @@ def refuse_first(monkeypatch: Any) -> None:
 def test_float_region_when_a_module_is_known_then_it_is_named() -> None:
     assert LeftFloat("Conv", "conv2d").float_region({"conv2d": "a.b"}).node == "conv2d in a.b"
     assert LeftFloat("Conv", "conv2d").float_region({}).node == "conv2d"
+
+
+class Rows(nn.Module):
+    """Linears on rows of two dimensions, whose biases are added behind a MatMul."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())  # type: ignore[no-any-return]
+
+
+def test_bias_when_its_product_is_left_float_then_it_is_dequantized_at_load() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    program = torch.export.export(Rows().eval(), (x,))
+    onnx = pq.backends.get("onnx")
+    prepared = pq.prepare_pt2e(program, onnx.quantizer("int8").allowing("slower"))
+    gm = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+    gm = in_float(gm, {"linear": "slower", "linear_1": "slower"})
+    artifact = onnx.lower(gm)  # strict: a weight that is dequantized in calls is refused
+    assert not {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} & set(artifact.report.integer_ops)
+    torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-5)

@@ -8,13 +8,19 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends.onnx.rewrites import pipeline
-from pt2e_quant.backends.target import leave_slower, speed_classes
+from pt2e_quant.backends.target import islands, leave_slower, speed_classes
 from pt2e_quant.core.errors import ArtifactError
 
 pytest.importorskip("onnxruntime")
 
 ONNX = pq.backends.get("onnx")
 POOL = "avg_pool2d, < 65536 elements"
+
+
+@pytest.fixture(autouse=True)
+def _one_by_one(monkeypatch):
+    """Operators are judged alone here; what islands of them cost is `test_islands`' matter."""
+    monkeypatch.setattr(islands, "times_here", lambda _: {})
 
 
 def forget_biases(graph: ir.Graph) -> int:

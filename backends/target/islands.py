@@ -1,0 +1,321 @@
+"""Choose which operators of a q/dq graph compute in integers, by what each form of them costs.
+
+An operator that is faster in integers may not be worth the conversions around it. What is fastest
+for a whole graph is a minimum cut: operators in integers stand on one side, those in float on the
+other, and each value that crosses pays its conversion (Stone, "Multiprocessor Scheduling with the
+Aid of Network Flow Algorithms", 1977).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.target.in_float import (
+    MOVES,
+    behind_clips,
+    computed_reads,
+    put_in_float,
+    real_of,
+)
+from pt2e_quant.backends.target.leave_slower import BYTES, CLIPS
+from pt2e_quant.backends.target.speed_classes import CONVS, Work, work_of
+from pt2e_quant.backends.target.times import Times, predict, times_here
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.qdq import is_quantize
+from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
+from pt2e_quant.graph.ops import LINEAR, MAX_POOL2D, PERMUTE, is_call
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
+from pt2e_quant.kernels.shape_classes import expected_sizes
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+_CALL_NS = 1000.0
+"""One more operator of a runtime costs that much, however small it is."""
+_SHUFFLED = 5
+"""The dimensions in which channels of images are shuffled."""
+_CONVERSIONS = 15
+"""So many measurements tell what a conversion takes."""
+_LEAST_NS = 10000.0
+"""An island that costs less than that more than float stays: a call itself takes as long."""
+
+_INTEGERS, _FLOATS = "integers", "floats"
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """The integers made of an operator's result."""
+
+    source: Node
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What the operators of a graph cost, in nanoseconds."""
+
+    integer: dict[Node, float]
+    floating: dict[Node, float]
+    quantize: dict[Node, float]
+    """By the operator whose result is quantized."""
+    dequantize: dict[tuple[Node, Node], float]
+    """By the operator that makes a value and one that reads it."""
+    enter: dict[tuple[Node, Node], float]
+    """What more it costs to read in integers what was made in float, likewise."""
+
+    @cached_property
+    def readers(self) -> Mapping[Node, list[Node]]:
+        """The operators that read each one's result."""
+        found = defaultdict(list)
+        for source, reader in self.dequantize:
+            found[source].append(reader)
+        return found
+
+    @cached_property
+    def sources(self) -> Mapping[Node, list[Node]]:
+        """The operators whose results each one reads."""
+        found = defaultdict(list)
+        for source, reader in self.dequantize:
+            found[reader].append(source)
+        return found
+
+    def is_chosen(self, node: Node) -> bool:
+        """True if an operator could be in either form, and its form matters."""
+        return 0 < self.integer.get(node, math.inf) < math.inf
+
+
+def leave_slower_islands(backend: str) -> GraphPass:
+    """The pass that puts operators in float that the whole graph is faster with so.
+
+    It ends convert, so that the graph that a user gets is the one that an artifact computes.
+
+    Args:
+        backend: the name of its folder.
+    """
+
+    @graph_pass(needs=(HAS_VALUES,), gives=())
+    def leave_islands(gm: GraphModule) -> PassResult:
+        """Put slower islands in float.
+
+        Before:  q(conv(dq(x_q), …)) -> dq -> silu -> q -> dq -> conv
+        After:   conv(dq(x_q), …) -> silu -> conv
+        """
+        is_allowed = SLOWER in gm.meta.get(ALLOWED_KEY, ())
+        reasons = {} if is_allowed else slower_islands(gm, backend)
+        changed = put_in_float(gm, reasons) if reasons else False
+        firsts = {text: name for name, text in reversed(reasons.items()) if text}
+        return PassResult(changed, tuple(Note(name, text) for text, name in firsts.items()))
+
+    return leave_islands
+
+
+def slower_islands(gm: GraphModule, backend: str) -> dict[str, str]:
+    """The operators that a whole graph is faster with in float, and why.
+
+    Operators on 8 bits are judged that were timed on a CPU like this one; others stay as they are.
+
+    Args:
+        gm: a canonical graph.
+        backend: the name of the backend's folder, whose times are read.
+
+    Returns:
+        Reasons by the name of a node, "" for those around it that are in float in any case; empty
+        where nothing was timed on a CPU like this one.
+    """
+    times = times_here(backend)
+    if not times:
+        return {}
+    costs = _costs(gm, times)
+    floats = _cut(costs)
+    found: dict[str, str] = {}
+    for island in _islands(costs, floats):
+        before, after = _total(costs, island, set()), _total(costs, island, island)
+        if before - after < _LEAST_NS:
+            continue
+        chosen = {node for node in island if costs.is_chosen(node)}
+        text = (
+            f"{len(chosen)} operators and the conversions around them take about "
+            f"{before / 1e3:,.0f} us in integers on a CPU like this, {after / 1e3:,.0f} us in float"
+        )
+        found |= {n.name: "" if math.isinf(costs.integer[n]) else text for n in island}
+    return found
+
+
+def _costs(gm: GraphModule, times: Times) -> _Costs:
+    left = {record.node for record in provenance_of(gm).floats}
+    found = _Costs({}, {}, {}, {}, {})
+    for node in gm.graph.nodes:
+        reads = computed_reads(gm, node)
+        if not reads:
+            continue
+        forms = None if node.name in left else _forms(node, reads, times)
+        found.integer[node], found.floating[node] = forms or (math.inf, 0.0)
+        for read in reads:
+            real = real_of(read)
+            if real is None:
+                continue
+            ends, elements = (behind_clips(gm, real), node), _elements(real)
+            found.quantize[ends[0]] = _conversion("quantize", *ends, elements, times)
+            found.dequantize[ends] = _conversion("dequantize", *ends[::-1], elements, times)
+            if is_call(node, MAX_POOL2D):
+                # Fast only with channels last, as convolutions in integers leave them.
+                pool = Work("max_pool2d", (elements,), elements)
+                found.enter[ends] = predict(times, pool).get("integer", 0.0)
+    return found
+
+
+def _forms(node: Node, reads: Sequence[Node], times: Times) -> tuple[float, float]:
+    """Times of an operator in integers and in float; float is endless where it is not judged."""
+    if not all(map(_is_judged, reads)):
+        return 0.0, math.inf
+    if is_call(node, PERMUTE) and node.meta["val"].dim() == _SHUFFLED:
+        elements = _elements(node)
+        ns = predict(times, Work("shuffle", (max(elements, 1),), elements))
+        return ns.get("integer", 0.0), ns.get("float", 0.0)
+    if is_call(node, MOVES):
+        return 0.0, 0.0
+    work = work_of(node)
+    ns = predict(times, work) if work is not None else {}
+    # A linear gives floats as fast as integers; other results are rounded, or are not integers.
+    if not ns or not (is_call(node, LINEAR) or _is_rounded(node)):
+        return 0.0, math.inf
+    return ns["integer"], ns["float"]
+
+
+def _is_judged(dequantize: Node) -> bool:
+    """True for 8 bits with a scale from calibration."""
+    codes = dequantize.args[0]
+    is_byte = isinstance(codes, Node) and codes.meta["val"].dtype in BYTES
+    return is_byte and not any(isinstance(arg, Node) for arg in dequantize.args[1:])
+
+
+def _conversion(
+    form: str,
+    floating: Node,
+    integer: Node,
+    elements: int,
+    times: Times,
+) -> float:
+    """Nanoseconds of a conversion, with what convolutions beside it pay to change layouts."""
+    # Changes of layout are differences of larger times: single ones scatter.
+    ns = predict(times, Work("convert", (max(elements, 1),), elements), among=_CONVERSIONS)
+    found = ns.get(form, 0.0) + _CALL_NS
+    for node, layout in ((floating, "reorder"), (integer, "transpose")):
+        if is_call(node, CONVS) and layout in ns:
+            found += ns[layout] + _CALL_NS
+    return found
+
+
+def _cut(costs: _Costs) -> set[Node]:
+    """The operators on the float side of a minimum cut.
+
+    An operator whose form wins by more than all conversions around it is in that form in every
+    cheapest choice. The others are few, and parts of them that nothing joins are cut by themselves.
+    """
+    import networkx as nx  # takes a fifth of a second
+
+    around: dict[Node, float] = defaultdict(float)
+    for (source, reader), cost in costs.dequantize.items():
+        for node in (source, reader):
+            around[node] += cost + costs.quantize[source] + costs.enter.get((source, reader), 0.0)
+    floats = {source for source in costs.quantize if source not in costs.integer}
+    integers = set()
+    for node, integer in costs.integer.items():
+        if integer + around[node] < costs.floating[node]:
+            integers.add(node)
+        elif costs.floating[node] + around[node] < integer:
+            floats.add(node)
+    network = _network(costs, integers, floats)
+    for part in _parts(network):
+        flow = nx.algorithms.flow.boykov_kolmogorov
+        _, (_, found) = nx.minimum_cut(part, _INTEGERS, _FLOATS, flow_func=flow)
+        floats |= found
+    return floats & set(costs.integer)
+
+
+def _network(costs: _Costs, integers: set[Node], floats: set[Node]) -> "nx.DiGraph":
+    """What the open operators cost on either side; conversions of the others are known."""
+    import networkx as nx
+
+    found = nx.DiGraph()
+
+    def end(node: Any) -> Any:
+        return _INTEGERS if node in integers else _FLOATS if node in floats else node
+
+    def join(one: Any, other: Any, cost: float) -> None:
+        if end(one) != end(other) and end(one) != _FLOATS and end(other) != _INTEGERS and cost:
+            before = found.get_edge_data(end(one), end(other), {"capacity": 0.0})
+            found.add_edge(end(one), end(other), capacity=before["capacity"] + cost)
+
+    for node, integer in costs.integer.items():
+        join(_INTEGERS, node, costs.floating[node])
+        join(node, _FLOATS, integer)
+    for source, cost in costs.quantize.items():
+        # On the side of integers if a reader is.
+        join(_Quantized(source), source, cost)
+    for (source, reader), cost in costs.dequantize.items():
+        join(source, reader, cost)
+        join(reader, _Quantized(source), math.inf)
+    for (source, reader), cost in costs.enter.items():
+        join(reader, source, cost)
+    return found
+
+
+def _parts(network: "nx.DiGraph") -> Iterator["nx.DiGraph"]:
+    """The parts of a network that only its two ends join."""
+    import networkx as nx
+
+    ends = {_INTEGERS, _FLOATS}
+    inner = network.subgraph(n for n in network if n not in ends)
+    for part in nx.weakly_connected_components(inner):
+        found = network.subgraph(part | ends).copy()
+        found.add_nodes_from(ends)
+        found.remove_edges_from([(_INTEGERS, _FLOATS)])
+        yield found
+
+
+def _islands(costs: _Costs, floats: set[Node]) -> list[set[Node]]:
+    """The operators that could be integers and are not to be, in connected parts."""
+    import networkx as nx
+
+    graph = nx.Graph()
+    graph.add_nodes_from(n for n in costs.integer if n in floats)
+    graph.add_edges_from(edge for edge in costs.dequantize if floats.issuperset(edge))
+    parts = nx.connected_components(graph)
+    return [part for part in parts if any(map(costs.is_chosen, part))]
+
+
+def _total(costs: _Costs, island: set[Node], floats: set[Node]) -> float:
+    """Nanoseconds of an island and its borders, with some of it in float and all else as it is."""
+
+    def is_integer(node: Node) -> bool:
+        return not math.isinf(costs.integer.get(node, math.inf)) and node not in floats
+
+    total = sum(costs.integer[n] if is_integer(n) else costs.floating[n] for n in island)
+    sources = (source for node in island for source in (node, *costs.sources[node]))
+    for source in dict.fromkeys(sources):
+        readers = [r for r in costs.readers[source] if source in island or r in island]
+        if is_integer(source):
+            total += sum(costs.dequantize[source, r] for r in readers if not is_integer(r))
+        elif any(map(is_integer, readers)):
+            total += costs.quantize[source]
+            total += sum(costs.enter.get((source, r), 0.0) for r in readers if is_integer(r))
+    return total
+
+
+def _is_rounded(node: Node) -> bool:
+    """True if all that reads a result, behind clips in float, is a quantize."""
+    return bool(node.users) and all(
+        is_quantize(user) or (is_call(user, CLIPS) and _is_rounded(user)) for user in node.users
+    )
+
+
+def _elements(node: Node) -> int:
+    held = node.meta.get("val")
+    sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
+    return math.prod(sizes or (0,))
