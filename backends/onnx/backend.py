@@ -2,12 +2,12 @@
 
 import torch
 
+from pt2e_quant.backends.onnx.passes.leave_islands import leave_islands
 from pt2e_quant.backends.onnx.passes.recurrent import recurrent_form
 from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.backends.target.backend import Backend, Lowers
-from pt2e_quant.backends.target.islands import leave_slower_islands
 
 
 def _lowering() -> Lowers:
@@ -25,7 +25,7 @@ BACKEND = Backend(
     recipes=RECIPES,
     lowering=_lowering,
     policy=POLICY,
-    finishing=(leave_slower_islands("onnx"),),
+    finishing=(leave_islands,),
     recurrent=recurrent_form,
     computes_in=(torch.float32,),
 )

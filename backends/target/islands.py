@@ -30,7 +30,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_quantize
 from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.ops import LINEAR, MAX_POOL2D, PERMUTE, is_call
-from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import Note, PassResult
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 if TYPE_CHECKING:
@@ -89,29 +89,18 @@ class _Costs:
         return 0 < self.integer.get(node, math.inf) < math.inf
 
 
-def leave_slower_islands(backend: str) -> GraphPass:
-    """The pass that puts operators in float that the whole graph is faster with so.
-
-    It ends convert, so that the graph that a user gets is the one that an artifact computes.
+def leave_slower_islands(gm: GraphModule, backend: str) -> PassResult:
+    """Put operators in float that the whole graph is faster with so; a backend's pass calls it.
 
     Args:
-        backend: the name of its folder.
+        gm: a q/dq graph.
+        backend: the name of the backend's folder.
     """
-
-    @graph_pass(needs=(HAS_VALUES,), gives=())
-    def leave_islands(gm: GraphModule) -> PassResult:
-        """Put slower islands in float.
-
-        Before:  q(conv(dq(x_q), …)) -> dq -> silu -> q -> dq -> conv
-        After:   conv(dq(x_q), …) -> silu -> conv
-        """
-        is_allowed = SLOWER in gm.meta.get(ALLOWED_KEY, ())
-        reasons = {} if is_allowed else slower_islands(gm, backend)
-        changed = put_in_float(gm, reasons) if reasons else False
-        firsts = {text: name for name, text in reversed(reasons.items()) if text}
-        return PassResult(changed, tuple(Note(name, text) for text, name in firsts.items()))
-
-    return leave_islands
+    is_allowed = SLOWER in gm.meta.get(ALLOWED_KEY, ())
+    reasons = {} if is_allowed else slower_islands(gm, backend)
+    changed = put_in_float(gm, reasons) if reasons else False
+    firsts = {text: name for name, text in reversed(reasons.items()) if text}
+    return PassResult(changed, tuple(Note(name, text) for text, name in firsts.items()))
 
 
 def slower_islands(gm: GraphModule, backend: str) -> dict[str, str]:

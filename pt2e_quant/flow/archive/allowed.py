@@ -4,7 +4,7 @@ import importlib
 import math
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
@@ -59,6 +59,8 @@ _FUNCTIONS = {"derive_bias_qparams": derive_bias_qparams}
 """The functions of derived observers; a file can name, and so call, no others."""
 
 _OWN = ("core", "flow", "observers", "passes", "pt2e", "tensors")
+_OF_PASSES = (*_OWN, "backends")
+"""Backends end convert with passes of their own."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z", re.ASCII)
 _OPERATOR = re.compile(r"(\w+)\.(\w+)\.(\w+)\Z", re.ASCII)
@@ -166,7 +168,7 @@ def name_of_pass(entry: GraphPass) -> str:
         UnsupportedError: it is none, or made at run time.
     """
     text = f"{entry.edit.__module__}:{entry.name}"
-    if not _is_own(text) or _find(text) is not entry:
+    if not _is_own(text, _OF_PASSES) or _find(text) is not entry:
         raise UnsupportedError(
             f"a file cannot hold the pass {entry.name}: it is none of pt2e_quant.passes",
             fix="convert before you save",
@@ -180,7 +182,7 @@ def pass_of_name(text: str) -> GraphPass:
     Raises:
         ArtifactError: it is not of this package, or missing from it.
     """
-    found = _find(text) if _is_own(text) else None
+    found = _find(text) if _is_own(text, _OF_PASSES) else None
     if not isinstance(found, GraphPass):
         raise _missing(text)
     return found
@@ -227,9 +229,9 @@ def refuse_imports(text: str) -> None:
             )
 
 
-def _is_own(text: str) -> bool:
+def _is_own(text: str, rooms: Collection[str] = _OWN) -> bool:
     parts = _OBJECT.match(text)
-    return parts is not None and parts[1].split(".")[1] in _OWN
+    return parts is not None and parts[1].split(".")[1] in rooms
 
 
 def _is_data(cls: type) -> bool:
