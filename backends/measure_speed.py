@@ -8,19 +8,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import NodeTime, WorkKind
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.target.in_float import computed_reads, in_float, real_of
+from pt2e_quant.backends.target.leave_slower import elements_of
 from pt2e_quant.backends.target.speed_classes import shape_class
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.ops import VIEWS, is_call
-from pt2e_quant.kernels.shape_classes import expected_sizes
 
 TIE = 0.03
 """Ratios this near to 1 count as equal: repeated measurements scatter by as much."""
@@ -170,9 +169,9 @@ def _classes(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
     """The integer operators, without views, by class of sizes; the largest results first."""
     found: dict[str, list[Node]] = {}
     for node in gm.graph.nodes:
-        if computed_reads(gm, node) and not is_call(node, VIEWS) and _elements(node):
+        if computed_reads(gm, node) and not is_call(node, VIEWS) and elements_of(node):
             found.setdefault(shape_class(node) or str(node.target), []).append(node)
-    return iter(sorted(found.items(), key=lambda item: -sum(map(_elements, item[1]))))
+    return iter(sorted(found.items(), key=lambda item: -sum(map(elements_of, item[1]))))
 
 
 def _regions(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
@@ -204,12 +203,3 @@ def _floats(node: Node) -> list[Node]:
     if node.op != "call_function" or is_qdq(node):
         return []
     return [n for n in node.all_input_nodes if n.op == "call_function" and not is_dequantize(n)]
-
-
-def _elements(node: Node) -> int:
-    held = node.meta.get("val")
-    sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
-    elements = 0 if sizes is None else 1
-    for size in sizes or ():
-        elements *= size
-    return elements

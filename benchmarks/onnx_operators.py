@@ -5,8 +5,8 @@ of a chain of operators less those of a single one are an operator's own; so are
 sessions less an empty one's, where operators cannot follow each other. A class's ratio is the
 geometric mean over its shapes of (dequantize + operator + quantize in float) / (integer operator):
 below 1 an operator is slower in integers even where it stands between two integer ones. Writes
-`backends/onnx/measured/<cpu>.json`, nanoseconds of a unit of work by class to `<cpu>_times.json`
-beside it, and all times to `benchmarks/results/onnx_operators.json`.
+`backends/onnx/measured/<cpu>.json`, the times by kind and sizes to `<cpu>_times.json` beside it,
+and all of them to `benchmarks/results/onnx_operators.json`.
 """
 
 import argparse

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.in_float import (
@@ -23,15 +22,13 @@ from pt2e_quant.backends.target.in_float import (
     put_in_float,
     real_of,
 )
-from pt2e_quant.backends.target.leave_slower import BYTES, CLIPS
+from pt2e_quant.backends.target.leave_slower import BYTES, elements_of, is_rounded
 from pt2e_quant.backends.target.speed_classes import CONVS, Work, work_of
 from pt2e_quant.backends.target.times import Times, predict, times_here
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.qdq import is_quantize
 from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.ops import LINEAR, MAX_POOL2D, PERMUTE, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult
-from pt2e_quant.kernels.shape_classes import expected_sizes
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -148,13 +145,15 @@ def _costs(gm: GraphModule, times: Times) -> _Costs:
             real = real_of(read)
             if real is None:
                 continue
-            ends, elements = (behind_clips(gm, real), node), _elements(real)
-            found.quantize[ends[0]] = _conversion("quantize", *ends, elements, times)
-            found.dequantize[ends] = _conversion("dequantize", *ends[::-1], elements, times)
+            ends, elements = (behind_clips(gm, real), node), elements_of(real)
+            # Changes of layout are differences of larger times: single ones scatter.
+            ns = predict(times, _of_elements("convert", elements), among=_CONVERSIONS)
+            found.quantize[ends[0]] = _conversion("quantize", *ends, ns)
+            found.dequantize[ends] = _conversion("dequantize", *ends[::-1], ns)
             if is_call(node, MAX_POOL2D):
                 # Fast only with channels last, as convolutions in integers leave them.
-                pool = Work("max_pool2d", (elements,), elements)
-                found.enter[ends] = predict(times, pool).get("integer", 0.0)
+                pool = predict(times, _of_elements("max_pool2d", elements))
+                found.enter[ends] = pool.get("integer", 0.0)
     return found
 
 
@@ -163,15 +162,14 @@ def _forms(node: Node, reads: Sequence[Node], times: Times) -> tuple[float, floa
     if not all(map(_is_judged, reads)):
         return 0.0, math.inf
     if is_call(node, PERMUTE) and node.meta["val"].dim() == _SHUFFLED:
-        elements = _elements(node)
-        ns = predict(times, Work("shuffle", (max(elements, 1),), elements))
+        ns = predict(times, _of_elements("shuffle", elements_of(node)))
         return ns.get("integer", 0.0), ns.get("float", 0.0)
     if is_call(node, MOVES):
         return 0.0, 0.0
     work = work_of(node)
     ns = predict(times, work) if work is not None else {}
     # A linear gives floats as fast as integers; other results are rounded, or are not integers.
-    if not ns or not (is_call(node, LINEAR) or _is_rounded(node)):
+    if not ns or not (is_call(node, LINEAR) or is_rounded(node)):
         return 0.0, math.inf
     return ns["integer"], ns["float"]
 
@@ -183,16 +181,13 @@ def _is_judged(dequantize: Node) -> bool:
     return is_byte and not any(isinstance(arg, Node) for arg in dequantize.args[1:])
 
 
-def _conversion(
-    form: str,
-    floating: Node,
-    integer: Node,
-    elements: int,
-    times: Times,
-) -> float:
+def _of_elements(kind: str, elements: int) -> Work:
+    """The work on so many elements; 0 where their number is not known."""
+    return Work(kind, (max(elements, 1),), elements)
+
+
+def _conversion(form: str, floating: Node, integer: Node, ns: Mapping[str, float]) -> float:
     """Nanoseconds of a conversion, with what convolutions beside it pay to change layouts."""
-    # Changes of layout are differences of larger times: single ones scatter.
-    ns = predict(times, Work("convert", (max(elements, 1),), elements), among=_CONVERSIONS)
     found = ns.get(form, 0.0) + _CALL_NS
     for node, layout in ((floating, "reorder"), (integer, "transpose")):
         if is_call(node, CONVS) and layout in ns:
@@ -295,16 +290,3 @@ def _total(costs: _Costs, island: set[Node], floats: set[Node]) -> float:
             total += costs.quantize[source]
             total += sum(costs.enter.get((source, r), 0.0) for r in readers if is_integer(r))
     return total
-
-
-def _is_rounded(node: Node) -> bool:
-    """True if all that reads a result, behind clips in float, is a quantize."""
-    return bool(node.users) and all(
-        is_quantize(user) or (is_call(user, CLIPS) and _is_rounded(user)) for user in node.users
-    )
-
-
-def _elements(node: Node) -> int:
-    held = node.meta.get("val")
-    sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
-    return math.prod(sizes or (0,))

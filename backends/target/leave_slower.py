@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.speed_classes import (
@@ -74,8 +75,8 @@ def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slowe
         if text is not None:
             yield Slower(node, reads, Note(node.name, text))
             continue
-        ratio = ratio_here(node, backend) if reads and _is_rounded(node) else None
-        if ratio is None or ratio >= most or _elements(node) < LEAST_LEFT:
+        ratio = ratio_here(node, backend) if reads and is_rounded(node) else None
+        if ratio is None or ratio >= most or elements_of(node) < LEAST_LEFT:
             continue
         why = f"in integers it measured {ratio:.2f} times as fast ({shape_class(node)})"
         yield Slower(node, reads, Note(node.name, why))
@@ -108,11 +109,15 @@ def _computed(gm: GraphModule, node: Node) -> list[Node]:
     return found
 
 
-def _elements(node: Node) -> int:
-    """The elements of a result whose class is known, symbolic sizes as in the example inputs."""
-    return math.prod(expected_sizes(node.meta["val"].shape) or (0,))
+def elements_of(node: Node) -> int:
+    """The elements of a result, symbolic sizes as in the example inputs; 0 if one is not known."""
+    held = node.meta.get("val")
+    sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
+    return 0 if sizes is None else math.prod(sizes)
 
 
-def _is_rounded(node: Node) -> bool:
+def is_rounded(node: Node) -> bool:
     """True if all that reads a result, behind clips, is a quantize."""
-    return all(is_quantize(u) or (is_call(u, CLIPS) and _is_rounded(u)) for u in node.users)
+    return bool(node.users) and all(
+        is_quantize(user) or (is_call(user, CLIPS) and is_rounded(user)) for user in node.users
+    )

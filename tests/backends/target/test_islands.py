@@ -252,3 +252,8 @@ def test_work_of_when_an_operator_is_timed_then_its_case_has_the_same_kind_and_s
     found = work_of(node)
     case = next(c for c in CASES if c.kind == "conv" and c.sizes == found.sizes)
     assert (case.kind, case.amount) == (found.kind, found.amount)
+
+
+def test_work_when_the_number_of_elements_is_not_known_then_it_takes_no_time():
+    rows = {"max_pool2d": [Timed(Work("max_pool2d", (64,), 64), {"integer": 1.0})]}
+    assert predict(rows, islands._of_elements("max_pool2d", 0)) == {"integer": 0.0}
