@@ -59,6 +59,8 @@ TABLE = OpTable(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give workers that share a machine one thread each, and all of them one cache of verdicts."""
+    # Torch says some things once a process: which test fails by them would depend on the order.
+    torch.set_warn_always(True)
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
     elif verdicts.CACHE_VARIABLE not in os.environ:
