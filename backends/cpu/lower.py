@@ -44,7 +44,7 @@ from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
-from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, kernel_cpu, measured_here
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
@@ -360,8 +360,10 @@ def _speed(op: str, shape_class: str, count: int) -> str:
     ratio = measured_here(op).get(shape_class)
     if ratio is None:
         return f"{what}: not measured on {cpu_slug()}"
+    cpu = kernel_cpu(op)
+    where = cpu if cpu == cpu_slug() else f"{cpu}, the most like {cpu_slug()} that was measured"
     kept = "; kept, its tensors are quantized already" if ratio < 1.0 else ""
-    return f"{what}: measured {ratio:.2f} times as fast as float on {cpu_slug()}{kept}"
+    return f"{what}: measured {ratio:.2f} times as fast as float on {where}{kept}"
 
 
 def _gives_integers(node: Node) -> bool:

@@ -10,7 +10,7 @@ from torch.fx import Node
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import argument, is_call
 from pt2e_quant.kernels.measured import read_ratios
-from pt2e_quant.kernels.onednn.speed import cpu_slug
+from pt2e_quant.kernels.onednn.speed import measured_cpu
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 CONVS = (*ops.CONV1D, *ops.CONV2D, *ops.CONV3D)
@@ -26,7 +26,7 @@ LEAST_LEFT = 2**12
 
 
 def ratio_here(node: Node, backend: str) -> float | None:
-    """Speed over float of an operator between two integer ones, on a CPU like this one.
+    """Speed over float of an operator between two integer ones, on the CPU most like this one.
 
     The float form has a dequantize before it and a quantize behind it. None: not measured.
 
@@ -35,8 +35,10 @@ def ratio_here(node: Node, backend: str) -> float | None:
         backend: the name of its folder, whose `measured/<cpu>.json` a benchmark wrote.
     """
     name = shape_class(node)
-    file = f"measured/{cpu_slug()}.json"
-    return None if name is None else read_ratios(f"pt2e_quant.backends.{backend}", file).get(name)
+    if name is None:
+        return None
+    package, path = f"pt2e_quant.backends.{backend}", "measured/{cpu}.json"
+    return read_ratios(package, path.format(cpu=measured_cpu(package, path))).get(name)
 
 
 def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 
 from pt2e_quant.backends.target.speed_classes import Work
 from pt2e_quant.kernels.measured import read_rows
-from pt2e_quant.kernels.onednn.speed import cpu_slug
+from pt2e_quant.kernels.onednn.speed import measured_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ Times = Mapping[str, Sequence[Timed]]
 
 
 def times_here(backend: str) -> Times:
-    """The measurements on a CPU like this one; empty if there are none.
+    """The measurements on the CPU most like this one (`measured_cpu`); empty if there are none.
 
     Args:
         backend: the name of its folder, whose `measured/<cpu>_times.json` a benchmark wrote.
     """
     found: dict[str, list[Timed]] = {}
-    rows = read_rows(f"pt2e_quant.backends.{backend}", f"measured/{cpu_slug()}_times.json")
-    for row in rows:
+    package, path = f"pt2e_quant.backends.{backend}", "measured/{cpu}_times.json"
+    for row in read_rows(package, path.format(cpu=measured_cpu(package, path))):
         us = {name: us for name, us in row.items() if isinstance(us, float)}
         work = Work(row["kind"], tuple(row["sizes"]), row["amount"])
         found.setdefault(work.kind, []).append(Timed(work, us))

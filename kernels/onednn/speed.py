@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 
 import torch
 
@@ -37,6 +38,35 @@ def cpu_slug() -> str:
     return next((f"cpu_{slug}" for slug, name, _ in _LEVELS[first:] if has.get(name)), "cpu_other")
 
 
+@cache
+def measured_cpu(package: str, path: str) -> str:
+    """The slug of the CPU most like this one that a package has a file of measurements for.
+
+    This CPU's own, or the nearest one with fewer instructions, which run here too, or the nearest
+    one with more: what was slower in integers there is hardly faster here. CPUs whose instructions
+    have no slug are like no other.
+
+    Args:
+        package: the package with the file.
+        path: of the file in the package, with "{cpu}" for the slug.
+
+    Returns:
+        The slug; this CPU's if there is no file.
+    """
+    here, slugs = cpu_slug(), [f"cpu_{slug}" for slug, _, _ in _LEVELS]
+    if here not in slugs:
+        return here
+    at = slugs.index(here)
+    likely = (here, *slugs[at + 1 :], *reversed(slugs[:at]))
+    root = files(package)
+    return next((s for s in likely if root.joinpath(path.format(cpu=s)).is_file()), here)
+
+
 def measured_here(op: str) -> Mapping[str, float]:
     """Shape class to speed over float on a CPU like this; empty if none was measured."""
-    return read_measured(op, cpu_slug())
+    return read_measured(op, kernel_cpu(op))
+
+
+def kernel_cpu(op: str) -> str:
+    """The slug of the CPU that `measured_here` has the ratios of."""
+    return measured_cpu("pt2e_quant.kernels", f"{op}/measured/{{cpu}}.json")

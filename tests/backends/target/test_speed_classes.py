@@ -77,8 +77,8 @@ def test_ratio_here_when_the_class_was_measured_then_its_ratio(monkeypatch):
     assert ratio_here(node_of(nn.Softmax(-1), (4, 4)), "onnx") is None
 
 
-def test_ratio_here_when_this_cpu_was_not_measured_then_none(monkeypatch):
-    monkeypatch.setattr(speed_classes, "cpu_slug", lambda: "cpu_of_nobody")
+def test_ratio_here_when_no_cpu_like_this_was_measured_then_none(monkeypatch):
+    monkeypatch.setattr(speed_classes, "measured_cpu", lambda package, path: "cpu_of_nobody")
     assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8)), "onnx") is None
 
 

@@ -14,3 +14,37 @@ def test_slug_when_onednn_is_capped_then_what_it_runs(monkeypatch, cap, slug):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags, True))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", cap)
     assert speed.cpu_slug.__wrapped__() == slug
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An importable package with files of two CPUs."""
+    folder = tmp_path / "a_package_with_measurements"
+    (folder / "measured").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    for cpu in ("cpu_avx512_bf16", "cpu_avx2_vnni"):
+        (folder / "measured" / f"{cpu}.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder.name
+
+
+@pytest.mark.parametrize(
+    ("here", "found"),
+    [
+        ("cpu_avx512_bf16", "cpu_avx512_bf16"),
+        ("cpu_amx", "cpu_avx512_bf16"),
+        ("cpu_avx512", "cpu_avx2_vnni"),
+        ("cpu_avx2", "cpu_avx2_vnni"),
+        ("cpu_other", "cpu_other"),
+    ],
+)
+def test_measured_cpu_when_this_one_has_no_file_then_the_most_like_it(
+    monkeypatch, package, here, found
+):
+    monkeypatch.setattr(speed, "cpu_slug", lambda: here)
+    assert speed.measured_cpu.__wrapped__(package, "measured/{cpu}.json") == found
+
+
+def test_measured_cpu_when_there_is_no_file_then_this_one(monkeypatch, package):
+    monkeypatch.setattr(speed, "cpu_slug", lambda: "cpu_amx")
+    assert speed.measured_cpu.__wrapped__(package, "missing/{cpu}.json") == "cpu_amx"
