@@ -34,6 +34,7 @@ _INTEGER_LIMITS = {
     ir.DataType.INT4: (-8, 7),
     ir.DataType.UINT4: (0, 15),
 }
+_IMAGE_DIMS = 4
 _NO_CLIP = (ir.DataType.INT16, ir.DataType.UINT16)
 """Integers that Clip does not take: the reals are clipped before they are quantized."""
 _DYNAMIC_RANGES = ((ir.DataType.UINT8, 0, 255), (ir.DataType.INT8, -128, 127))
@@ -221,9 +222,11 @@ def log1p(x: ir.Value) -> ir.Value:
 def mean(
     x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
 ) -> ir.Value:
-    """GlobalAveragePool where the mean of integers is over all spatial axes, else ReduceMean.
+    """GlobalAveragePool where the mean of integers or of images is over all spatial axes.
 
-    In float a ReduceMean is left: ONNX Runtime knows norms that are written out by it.
+    Behind integer convolutions, whose channels are last, ONNX Runtime's ReduceMean takes much
+    longer; behind float ones both take the same. Other means are a ReduceMean: ONNX
+    Runtime knows norms that are written out by it.
     """
     if dtype != -1 and dtype is not None:
         x = op.Cast(x, to=dtype)
@@ -231,7 +234,8 @@ def mean(
     axes = sorted(d % rank for d in dim) if dim and rank else []
     producer = x.producer()
     is_dequantized = producer is not None and producer.op_type == "DequantizeLinear"
-    if is_dequantized and rank > 2 and axes == list(range(2, rank)):
+    is_image = is_dequantized or (rank == _IMAGE_DIMS and x.dtype is ir.DataType.FLOAT)
+    if is_image and rank > 2 and axes == list(range(2, rank)):
         pooled = op.GlobalAveragePool(x)
         return _made(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
     over = [op.Constant(value_ints=list(dim))] if dim else []

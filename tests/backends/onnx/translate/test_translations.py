@@ -162,3 +162,17 @@ def test_mean_when_of_integers_over_spatial_axes_then_it_is_a_pool(
     model = export(Call(mean), x)
     assert expected in [n.op_type for n in model.graph]
     torch.testing.assert_close(run(model, [x]), mean(nn.Module(), x))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [((2, 3), "GlobalAveragePool"), ((-1, -2), "GlobalAveragePool"), ((1, 2), "ReduceMean")],
+)
+def test_mean_when_of_images_in_float_over_spatial_axes_then_it_is_a_pool(
+    dims: tuple[int, ...], expected: str, keepdim: bool
+) -> None:
+    images = torch.randn(2, 3, 5, 4)
+    model = export(Call(lambda _, x: x.mean(dims, keepdim=keepdim)), images)
+    assert expected in [n.op_type for n in model.graph]
+    torch.testing.assert_close(run(model, [images]), images.mean(dims, keepdim=keepdim))
