@@ -8,8 +8,8 @@ Aid of Network Flow Algorithms", 1977).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from pt2e_quant.backends.target.in_float import (
     put_in_float,
     real_of,
 )
+from pt2e_quant.backends.target.layouts import Layout, layouts
 from pt2e_quant.backends.target.leave_slower import BYTES, elements_of, is_rounded
 from pt2e_quant.backends.target.speed_classes import CONVS, Work, work_of
 from pt2e_quant.backends.target.times import Times, predict, times_here
@@ -40,33 +41,40 @@ _SHUFFLED = 5
 _CONVERSIONS = 15
 """So many measurements tell what a conversion takes."""
 _LEAST_NS = 10000.0
-"""An island that costs less than that more than float stays: a call itself takes as long."""
+"""Islands that cost less than that more than float stay: the call of a model takes as long."""
+_MARGIN = 1.1
+"""By so much are operators in integers to be faster than in float."""
 
 _INTEGERS, _FLOATS = "integers", "floats"
+
+_Place = Node | Layout
+"""What is on one side of the cut; a layout is that of integers or that of floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Quantized:
     """The integers made of an operator's result."""
 
-    source: Node
+    source: _Place
 
 
 @dataclass(frozen=True)
 class _Costs:
     """What the operators of a graph cost, in nanoseconds."""
 
-    integer: dict[Node, float]
-    floating: dict[Node, float]
-    quantize: dict[Node, float]
+    integer: dict[_Place, float]
+    floating: dict[_Place, float]
+    quantize: dict[_Place, float]
     """By the operator whose result is quantized."""
-    dequantize: dict[tuple[Node, Node], float]
+    dequantize: dict[tuple[_Place, _Place], float]
     """By the operator that makes a value and one that reads it."""
-    enter: dict[tuple[Node, Node], float]
+    enter: dict[tuple[_Place, _Place], float]
     """What more it costs to read in integers what was made in float, likewise."""
+    layout: dict[tuple[Node, Layout], float]
+    """What it costs that a convolution and float operators beside it have different layouts."""
 
     @cached_property
-    def readers(self) -> Mapping[Node, list[Node]]:
+    def readers(self) -> Mapping[_Place, list[_Place]]:
         """The operators that read each one's result."""
         found = defaultdict(list)
         for source, reader in self.dequantize:
@@ -74,15 +82,24 @@ class _Costs:
         return found
 
     @cached_property
-    def sources(self) -> Mapping[Node, list[Node]]:
+    def beside(self) -> Mapping[_Place, list[tuple[Node, Layout]]]:
+        """The keys of `layout`, by either."""
+        found = defaultdict(list)
+        for pair in self.layout:
+            for one in pair:
+                found[one].append(pair)
+        return found
+
+    @cached_property
+    def sources(self) -> Mapping[_Place, list[_Place]]:
         """The operators whose results each one reads."""
         found = defaultdict(list)
         for source, reader in self.dequantize:
             found[reader].append(source)
         return found
 
-    def is_chosen(self, node: Node) -> bool:
-        """True if an operator could be in either form, and its form matters."""
+    def is_chosen(self, node: _Place) -> bool:
+        """True for an operator that could be in either form, and whose form matters."""
         return 0 < self.integer.get(node, math.inf) < math.inf
 
 
@@ -117,44 +134,76 @@ def slower_islands(gm: GraphModule, backend: str) -> dict[str, str]:
     if not times:
         return {}
     costs = _costs(gm, times)
-    floats = _cut(costs)
+    # Float is exact: integers are to be faster by more than times are told apart.
+    weighed = replace(costs, integer={n: _MARGIN * cost for n, cost in costs.integer.items()})
+    islands = _islands(weighed, _cut(weighed))
+    won = sum(_total(weighed, one, set()) - _total(weighed, one, one) for one in islands)
+    if won < _LEAST_NS:
+        return {}
     found: dict[str, str] = {}
-    for island in _islands(costs, floats):
+    for island in islands:
         before, after = _total(costs, island, set()), _total(costs, island, island)
-        if before - after < _LEAST_NS:
-            continue
         chosen = {node for node in island if costs.is_chosen(node)}
         text = (
             f"{len(chosen)} operators and the conversions around them take about "
             f"{before / 1e3:,.0f} us in integers on a CPU like this, {after / 1e3:,.0f} us in float"
         )
-        found |= {n.name: "" if math.isinf(costs.integer[n]) else text for n in island}
+        operators = (n for n in island if not isinstance(n, Layout))
+        found |= {n.name: "" if math.isinf(costs.integer[n]) else text for n in operators}
     return found
 
 
 def _costs(gm: GraphModule, times: Times) -> _Costs:
     left = {record.node for record in provenance_of(gm).floats}
-    found = _Costs({}, {}, {}, {}, {})
-    for node in gm.graph.nodes:
-        reads = computed_reads(gm, node)
-        if not reads:
-            continue
-        forms = None if node.name in left else _forms(node, reads, times)
+    found = _Costs({}, {}, {}, {}, {}, {})
+    reads = {node: computed_reads(gm, node) for node in gm.graph.nodes}
+    read_by = [node for node, dequantizes in reads.items() if dequantizes]
+    for node in read_by:
+        forms = None if node.name in left else _forms(node, reads[node], times)
         found.integer[node], found.floating[node] = forms or (math.inf, 0.0)
-        for read in reads:
-            real = real_of(read)
-            if real is None:
-                continue
-            ends, elements = (behind_clips(gm, real), node), elements_of(real)
-            # Changes of layout are differences of larger times: single ones scatter.
-            ns = predict(times, _of_elements("convert", elements), among=_CONVERSIONS)
-            found.quantize[ends[0]] = _conversion("quantize", *ends, ns)
-            found.dequantize[ends] = _conversion("dequantize", *ends[::-1], ns)
-            if is_call(node, MAX_POOL2D):
-                # Fast only with channels last, as convolutions in integers leave them.
-                pool = predict(times, _of_elements("max_pool2d", elements))
-                found.enter[ends] = pool.get("integer", 0.0)
+    free = layouts(gm, {node for node in read_by if not math.isinf(found.integer[node])})
+    kept = {node for layout in free for node in layout.operators}
+    for node in read_by:
+        for read in reads[node]:
+            _add_conversions(found, gm, times, read, node, kept)
+    for layout in free:
+        found.integer[layout] = found.floating[layout] = 0.0
+        for conv, beside in layout.convs.items():
+            ns = _predict_conversions(times, elements_of(beside))
+            found.layout[conv, layout] = _sum(ns, ("reorder", "transpose"))
     return found
+
+
+def _add_conversions(
+    costs: _Costs, gm: GraphModule, times: Times, read: Node, node: Node, kept: Container[Node]
+) -> None:
+    """Add the conversions of what an operator reads through a dequantize.
+
+    Args:
+        costs: what is written.
+        gm: the graph.
+        times: all measurements.
+        read: the dequantize.
+        node: the operator.
+        kept: operators with a layout that is chosen by itself.
+    """
+    real = real_of(read)
+    if real is None:
+        return
+    source, elements = behind_clips(gm, real), elements_of(real)
+    ns = _predict_conversions(times, elements)
+    is_free = source in kept, node in kept
+    costs.quantize[source] = _conversion("quantize", source, node, ns, is_free=is_free)
+    costs.dequantize[source, node] = _conversion("dequantize", node, source, ns, is_free=is_free)
+    if is_call(node, MAX_POOL2D):
+        # Fast only with channels last, as convolutions in integers leave them.
+        pool = predict(times, _of_elements("max_pool2d", elements))
+        costs.enter[source, node] = pool.get("integer", 0.0)
+
+
+def _predict_conversions(times: Times, elements: int) -> dict[str, float]:
+    """Nanoseconds by conversion; single changes of layout, differences of larger times, scatter."""
+    return predict(times, _of_elements("convert", elements), among=_CONVERSIONS)
 
 
 def _forms(node: Node, reads: Sequence[Node], times: Times) -> tuple[float, float]:
@@ -186,16 +235,23 @@ def _of_elements(kind: str, elements: int) -> Work:
     return Work(kind, (max(elements, 1),), elements)
 
 
-def _conversion(form: str, floating: Node, integer: Node, ns: Mapping[str, float]) -> float:
+def _conversion(
+    form: str, floating: Node, integer: Node, ns: Mapping[str, float], *, is_free: tuple[bool, bool]
+) -> float:
     """Nanoseconds of a conversion, with what convolutions beside it pay to change layouts."""
     found = ns.get(form, 0.0) + _CALL_NS
-    for node, layout in ((floating, "reorder"), (integer, "transpose")):
-        if is_call(node, CONVS) and layout in ns:
-            found += ns[layout] + _CALL_NS
-    return found
+    if any(is_free):
+        return found
+    sides = ((floating, "reorder"), (integer, "transpose"))
+    return found + _sum(ns, (layout for node, layout in sides if is_call(node, CONVS)))
 
 
-def _cut(costs: _Costs) -> set[Node]:
+def _sum(ns: Mapping[str, float], layouts: Iterable[str]) -> float:
+    """Nanoseconds of some changes of layout."""
+    return sum(ns[one] + _CALL_NS for one in layouts if one in ns)
+
+
+def _cut(costs: _Costs) -> set[_Place]:
     """The operators on the float side of a minimum cut.
 
     An operator whose form wins by more than all conversions around it is in that form in every
@@ -203,11 +259,15 @@ def _cut(costs: _Costs) -> set[Node]:
     """
     import networkx as nx  # takes a fifth of a second
 
-    around: dict[Node, float] = defaultdict(float)
+    around: dict[_Place, float] = defaultdict(float)
     for (source, reader), cost in costs.dequantize.items():
         for node in (source, reader):
             around[node] += cost + costs.quantize[source] + costs.enter.get((source, reader), 0.0)
+    for (conv, layout), cost in costs.layout.items():
+        around[conv] += cost
+        around[layout] += cost
     floats = {source for source in costs.quantize if source not in costs.integer}
+    floats |= {conv for conv, _ in costs.layout if conv not in costs.integer}
     integers = set()
     for node, integer in costs.integer.items():
         if integer + around[node] < costs.floating[node]:
@@ -222,7 +282,7 @@ def _cut(costs: _Costs) -> set[Node]:
     return floats & set(costs.integer)
 
 
-def _network(costs: _Costs, integers: set[Node], floats: set[Node]) -> "nx.DiGraph":
+def _network(costs: _Costs, integers: set[_Place], floats: set[_Place]) -> "nx.DiGraph":
     """What the open operators cost on either side; conversions of the others are known."""
     import networkx as nx
 
@@ -247,6 +307,9 @@ def _network(costs: _Costs, integers: set[Node], floats: set[Node]) -> "nx.DiGra
         join(reader, _Quantized(source), math.inf)
     for (source, reader), cost in costs.enter.items():
         join(reader, source, cost)
+    for (conv, layout), cost in costs.layout.items():
+        join(conv, layout, cost)
+        join(layout, conv, cost)
     return found
 
 
@@ -263,21 +326,22 @@ def _parts(network: "nx.DiGraph") -> Iterator["nx.DiGraph"]:
         yield found
 
 
-def _islands(costs: _Costs, floats: set[Node]) -> list[set[Node]]:
+def _islands(costs: _Costs, floats: set[_Place]) -> list[set[_Place]]:
     """The operators that could be integers and are not to be, in connected parts."""
     import networkx as nx
 
     graph = nx.Graph()
     graph.add_nodes_from(n for n in costs.integer if n in floats)
-    graph.add_edges_from(edge for edge in costs.dequantize if floats.issuperset(edge))
+    edges = (*costs.dequantize, *costs.layout)
+    graph.add_edges_from(edge for edge in edges if floats.issuperset(edge))
     parts = nx.connected_components(graph)
     return [part for part in parts if any(map(costs.is_chosen, part))]
 
 
-def _total(costs: _Costs, island: set[Node], floats: set[Node]) -> float:
+def _total(costs: _Costs, island: set[_Place], floats: set[_Place]) -> float:
     """Nanoseconds of an island and its borders, with some of it in float and all else as it is."""
 
-    def is_integer(node: Node) -> bool:
+    def is_integer(node: _Place) -> bool:
         return not math.isinf(costs.integer.get(node, math.inf)) and node not in floats
 
     total = sum(costs.integer[n] if is_integer(n) else costs.floating[n] for n in island)
@@ -289,4 +353,5 @@ def _total(costs: _Costs, island: set[Node], floats: set[Node]) -> float:
         elif any(map(is_integer, readers)):
             total += costs.quantize[source]
             total += sum(costs.enter.get((source, r), 0.0) for r in readers if is_integer(r))
-    return total
+    pairs = dict.fromkeys(pair for node in island for pair in costs.beside.get(node, ()))
+    return total + sum(costs.layout[p] for p in pairs if is_integer(p[0]) != is_integer(p[1]))

@@ -59,6 +59,11 @@ def mark_slower(node: Node, text: str) -> None:
     node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: text}
 
 
+def is_marked_slower(node: Node) -> bool:
+    """True for an operator that `mark_slower` marked."""
+    return _KEY in node.meta.get("custom", {})
+
+
 def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slower]:
     """The operators of a q/dq graph that are slower in integers by a trial or a backend's table.
 

@@ -25,6 +25,7 @@ pytest.importorskip("onnxruntime")
 
 ONNX = pq.backends.get("onnx")
 NAMES = "abcdef"
+LAYOUTS = ("rows", "blocks")
 
 
 class Gated(nn.Module):
@@ -177,7 +178,7 @@ COSTS = st.sampled_from([0.0, 1.0, 2.0, 5.0, 9.0, 30.0])
 def graphs(draw):
     """Costs of a random graph of up to six operators; some are in one form in any case."""
     count = draw(st.integers(1, 6))
-    costs = islands._Costs({}, {}, {}, {}, {})
+    costs = islands._Costs({}, {}, {}, {}, {}, {})
     for at, name in enumerate(NAMES[:count]):
         kind = draw(st.sampled_from(["either", "either", "either", "float", "integer"]))
         costs.integer[name] = math.inf if kind == "float" else draw(COSTS)
@@ -187,6 +188,11 @@ def graphs(draw):
                 costs.quantize[source] = costs.quantize.get(source, draw(COSTS))
                 costs.dequantize[source, name] = draw(COSTS)
                 costs.enter[source, name] = draw(COSTS)
+    for layout in LAYOUTS[: draw(st.integers(0, 2))]:
+        costs.integer[layout] = costs.floating[layout] = 0.0
+        for name in ("input", *NAMES[:count]):
+            if draw(st.booleans()):
+                costs.layout[name, layout] = draw(COSTS)
     return costs
 
 
@@ -198,6 +204,7 @@ def total(costs, floats):
         readers = {reader for one, reader in costs.dequantize if one == source}
         found += cost if source not in kept and readers & kept else 0
     found += sum(cost for (s, r), cost in costs.enter.items() if s not in kept and r in kept)
+    found += sum(cost for (a, b), cost in costs.layout.items() if (a in kept) != (b in kept))
     return found + sum(
         cost for (s, r), cost in costs.dequantize.items() if s in kept and r not in kept
     )
