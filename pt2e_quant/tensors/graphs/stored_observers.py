@@ -11,7 +11,7 @@ from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.observers.base import ObserverBase
+from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
@@ -21,7 +21,7 @@ _ROUNDING = 1e-5
 """Of the greatest magnitude: products of float32 scales are off by less."""
 
 
-class StoredObserver(ObserverBase):
+class StoredObserver(ImportedQParams):
     """Qparams that a tensor has already, in the place of an observer that would look for them.
 
     Args:
@@ -30,29 +30,21 @@ class StoredObserver(ObserverBase):
     """
 
     def __init__(self, like: Any, found: QParams) -> None:
-        super().__init__(dtype=like.dtype)
-        self.qparams = found
+        super().__init__(
+            found.scale,
+            found.zero_point,
+            dtype=like.dtype,
+            qscheme=like.qscheme,
+            quant_min=found.quant_min,
+            quant_max=found.quant_max,
+            ch_axis=getattr(like, "ch_axis", 0),
+            group_size=getattr(like, "group_size", None),
+        )
         self.observes_constant = False
-        for name in ("qscheme", "ch_axis", "group_size"):
-            setattr(self, name, getattr(like, name, None))
-        self.quant_min, self.quant_max = found.quant_min, found.quant_max
         ends = [
-            (found.scale * (end - found.zero_point)) for end in (self.quant_min, self.quant_max)
+            found.scale * (end - found.zero_point) for end in (found.quant_min, found.quant_max)
         ]
         self.min_val, self.max_val = ends[0].reshape(-1), ends[1].reshape(-1)
-
-    @property
-    def seen(self) -> bool:
-        """It needs no data."""
-        return True
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """The scale and zero_point."""
-        return self.qparams.scale, self.qparams.zero_point
 
 
 class FoldedWeightError(UnsupportedError):
