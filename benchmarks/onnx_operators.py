@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 import pt2e_quant.backends.onnx
 from benchmarks.cpu_times import means
 from benchmarks.operator_cases import CASES, Case
+from benchmarks.results import read_rows, write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 
@@ -266,6 +267,8 @@ def main() -> None:
         us = time_case(case, rounds=options.rounds, seconds=options.seconds)
         rows.append(
             {
+                "cpu": cpu_slug(),
+                "case": f"{case.name}; {case.x}; {case.weight}",
                 "class": case.name,
                 "x": case.x,
                 "weight": case.weight,
@@ -285,18 +288,15 @@ def main() -> None:
     package = Path(pt2e_quant.backends.onnx.__path__[0])
     file = package / "measured" / f"{cpu_slug()}.json"
     file.parent.mkdir(exist_ok=True)
-    results = Path("benchmarks/results/onnx_operators.json")
     made = means(found)
+    write_results("onnx_operators", rows, ("cpu", "case"))
     if options.only:
         made = json.loads(file.read_text()) | made
-        old = json.loads(results.read_text())["rows"]
-        rows = [row for row in old if not row["class"].startswith(options.only)] + rows
+        rows = [row for row in read_rows("onnx_operators") if row["cpu"] == cpu_slug()]
     file.write_text(json.dumps(dict(sorted(made.items())), indent=2) + "\n")
     times = file.with_name(f"{cpu_slug()}_times.json")
     lines = ",\n".join(json.dumps(row) for row in timed_rows(rows))
     times.write_text(f"[\n{lines}\n]\n")
-    result = {"cpu": cpu_slug(), "onnxruntime": onnxruntime.__version__, "rows": rows}
-    results.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

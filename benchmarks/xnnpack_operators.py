@@ -30,7 +30,7 @@ import pt2e_quant.backends.xnnpack
 from benchmarks.cpu_times import means
 from benchmarks.operator_cases import CASES as ALL_CASES
 from benchmarks.operator_cases import Case
-from benchmarks.results import FOLDER, installed_version
+from benchmarks.results import write_results
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.backends.measure_speed import times_in_turn
 from pt2e_quant.backends.target.float_retries import Fallback, mark_fallback
@@ -223,7 +223,8 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for case in (case for case in CASES if options.only in case.name):
         us = time_case(case, rounds=options.rounds, seconds=options.seconds)
-        rows.append({"class": case.name, "x": case.x, "weight": case.weight, **us})
+        named = {"cpu": cpu_slug(), "case": f"{case.name}; {case.x}; {case.weight}"}
+        rows.append({**named, "class": case.name, "x": case.x, "weight": case.weight, **us})
         if Kind.BETWEEN in us:
             found.setdefault(case.name, []).append(ratio(us))
         print(f"{case.name:58s} {case.x!s:20s} {ratio(us):6.2f}", us, flush=True)
@@ -232,11 +233,8 @@ def main() -> None:
     made = means(found)
     if options.only:
         made = json.loads(file.read_text()) | made
-        old = json.loads((FOLDER / "xnnpack_operators.json").read_text())["rows"]
-        rows = [row for row in old if options.only not in row["class"]] + rows
     file.write_text(json.dumps(dict(sorted(made.items())), indent=2) + "\n")
-    result = {"cpu": cpu_slug(), "executorch": installed_version("executorch"), "rows": rows}
-    (FOLDER / "xnnpack_operators.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_results("xnnpack_operators", rows, ("cpu", "case"))
 
 
 if __name__ == "__main__":
