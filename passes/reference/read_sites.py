@@ -301,7 +301,9 @@ class Reader:
             return value
         if is_dequantize(value):
             return self._dequantized(value)
-        held = constant_of(self.gm, value) if value in self.constants else None
+        # Constants of places and booleans stay nodes, as those that are computed.
+        is_real = value in self.constants and value.meta["val"].is_floating_point()
+        held = constant_of(self.gm, value) if is_real else None
         return value if held is None else held
 
     def _dequantized(self, node: Node) -> Any:

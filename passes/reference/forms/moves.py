@@ -209,6 +209,7 @@ _MOVES = one_of(
         aten.repeat.default,
         aten.tile.default,
         aten.index_select.default,
+        aten.index.Tensor,
         aten.gather.default,
         aten.amax.default,
         aten.amin.default,

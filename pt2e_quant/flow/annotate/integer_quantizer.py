@@ -144,7 +144,7 @@ class IntegerQuantizer(Quantizer):
                 is_fixed = source in constants
                 is_wide = source in stream and _keeps_stream(node)
                 read = self.residual if is_wide else self.activation
-                spec = self._weight_spec(node, source) if is_fixed else read
+                spec = self._constant_spec(node, source, read) if is_fixed else read
                 if spec is not None and _is_float(source):
                     inputs[source] = spec
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
@@ -169,8 +169,16 @@ class IntegerQuantizer(Quantizer):
         spec = self.residual if is_wide else self.activation
         return spec if _is_float(node) else None
 
-    def _weight_spec(self, node: Node, source: Node) -> QuantizationSpec | None:
-        """Return how a product's constant is quantized; None where its form takes floats."""
+    def _constant_spec(
+        self, node: Node, source: Node, read: QuantizationSpec
+    ) -> QuantizationSpec | None:
+        """Return how a constant is quantized; None where the form of its reader takes floats.
+
+        A constant that is moved at run time (rows of a table that trains) is of the moved values'
+        type; nothing in front of the move says its scale.
+        """
+        if _form_name(node) == "move":
+            return replace(read, observer_or_fake_quant_ctr=self.weights[0])
         value = source.meta.get("val")
         if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
             return None

@@ -192,7 +192,8 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         log_passes(provenance, run_passes(gm, [as_pass(a, gathered) for a in state.algorithms]))
         changes.append(True)
-        if state.as_torchao:
+        if state.is_qat or state.as_torchao:
+            # Prepare left what is computed from parameters, so that these train.
             run_passes(gm, (fold_observed_constants,))
         _Converter(gm, state, provenance, how).run()
         if state.as_torchao:

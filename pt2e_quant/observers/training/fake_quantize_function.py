@@ -59,10 +59,10 @@ def fake_quantize_tensor(
         if axis is None:
             return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
         return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, low, high)
+    shape = [1] * x.dim()  # none for a number: a product with one of [1] would be of [1]
     if axis is not None:
-        shape = [1] * x.dim()
         shape[axis] = -1
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     # As float: mixed with integers each step would convert element by element.
     zero_point = zero_point.to(x.dtype)
     result: Tensor = _FakeQuantize.apply(x, scale, zero_point, low, high)  # type: ignore[no-untyped-call]  # torch's

@@ -19,12 +19,13 @@ RANGES = [(-128, 127), (-127, 127), (0, 255), (-8, 7), (0, 15), (-32768, 32767)]
     st.sampled_from(RANGES),
     st.floats(1e-6, 10.0),
     st.booleans(),
-    st.sampled_from([(7,), (3, 5), (2, 4, 3), (2, 3, 4, 5)]),
+    st.sampled_from([(), (7,), (3, 5), (2, 4, 3), (2, 3, 4, 5)]),
 )
 def test_result_when_on_the_fast_path_then_torchs(seed, limits, scale, per_channel, shape):
     low, high = limits
     generator = torch.Generator().manual_seed(seed)
-    axis = int(torch.randint(len(shape), (), generator=generator)) if per_channel else None
+    has_axis = per_channel and len(shape) > 0
+    axis = int(torch.randint(len(shape), (), generator=generator)) if has_axis else None
     count = 1 if axis is None else shape[axis]
     scales = scale * (torch.rand(count, generator=generator) + 0.5)
     zero_points = torch.randint(low, high + 1, (count,), generator=generator, dtype=torch.int32)

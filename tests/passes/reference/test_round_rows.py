@@ -23,7 +23,7 @@ def quantized(backend, x):
     torch.manual_seed(0)
     rows = torch.export.Dim("rows", min=1, max=4096)
     program = torch.export.export(nn.Linear(64, 64).eval(), (x,), dynamic_shapes=({0: rows},))
-    target = pq.backends.get(backend)
+    target = pq.backends.get(backend).allowing_slower()
     return pq.convert_pt2e(pq.prepare_pt2e(program, target.quantizer("int8_dynamic")))
 
 
@@ -34,7 +34,7 @@ def test_rows_on_ties_when_run_then_the_integers_of_the_runtime(backend, least):
         pytest.importorskip(package)
     x = rows_on_ties()
     gm = quantized(backend, x)
-    artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False)
+    artifact = pq.backends.get(backend).allowing_slower().lower(gm, verify=False, strict=False)
     found = pq.verify_parity(artifact, [x, x[:1]])
     # XNNPACK's compiler may compute the inverse of a scale a bit beside the exact one.
     assert found.share_equal >= least

@@ -201,6 +201,15 @@ def judged(target):
     return Between(target, [A, B], None), [x, y]
 
 
+def chosen(target):
+    """The module and its integers, of an operator that reads several tensors beside them."""
+    x = integers(IMAGE, A)
+    if target is aten.index.Tensor:
+        others = [PLACES, torch.tensor([[6], [0]])]
+        return Between(lambda x, i, j: target(x, [None, i, None, j]), [A], Y), [x, *others]
+    return Between(lambda x, where: target(x, where, torch.tensor(0.5)), [A], Y), [x, TRUE]
+
+
 def case(target):
     """The module and its integers."""
     if target in WEIGHTED:
@@ -228,9 +237,8 @@ def case(target):
         return Between(norm, [A], Y), [integers(IMAGE, A)]
     if target is RmsNorm:
         return Between(lambda x: target(x, [-1], 1e-5), [A], Y), [integers(IMAGE, A)]
-    if target in (aten.masked_fill.Tensor, aten.masked_fill_.Tensor):
-        inputs = [integers(IMAGE, A), TRUE]
-        return Between(lambda x, where: target(x, where, torch.tensor(0.5)), [A], Y), inputs
+    if target in (aten.index.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor):
+        return chosen(target)
     shape, *rest = ONE[target]
     tensors = [value for value in rest if isinstance(value, Tensor)]
 
@@ -245,6 +253,33 @@ def case(target):
 def test_operator_when_written_in_integers_then_within_a_step(target):
     model, inputs = case(target)
     assert steps_apart(model, *inputs) <= 1
+
+
+class Holding(nn.Module):
+    """A module whose last inputs, places or booleans, are constants."""
+
+    def __init__(self, model, given) -> None:
+        super().__init__()
+        self.model, self.count = model, len(given)
+        for i, value in enumerate(given):
+            self.register_buffer(f"given_{i}", value)
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return self.model(*xs, *(getattr(self, f"given_{i}") for i in range(self.count)))
+
+
+def is_beside(value: Tensor) -> bool:
+    return value.dtype in (torch.int64, torch.bool)
+
+
+BESIDE = [t for t in sorted(EVERY, key=str) if any(map(is_beside, case(t)[1][1:]))]
+
+
+@pytest.mark.parametrize("target", BESIDE, ids=str)
+def test_operator_when_places_or_booleans_are_constants_then_within_a_step(target):
+    model, inputs = case(target)
+    held = [value for value in inputs if is_beside(value)]
+    assert steps_apart(Holding(model, held), *inputs[: -len(held)]) <= 1
 
 
 @pytest.mark.parametrize("profile", ["xnnpack", "onnxruntime_x86", "onednn", "tflite", "tosa"])
