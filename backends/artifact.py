@@ -115,6 +115,14 @@ class Artifact(ABC):
         told = {region.node for region in self.report.float_regions}
         return frozenset(node.name for node in gm.graph.nodes if node.name in told)
 
+    def as_run(self, gm: GraphModule) -> GraphModule:
+        """The graph that was lowered, without the q/dq that the program leaves out.
+
+        Args:
+            gm: that graph, which is not changed.
+        """
+        return gm
+
     def islands_in_file(self) -> tuple[list[FloatOperator], int]:
         """The operators in float of a file without a record of them, and how many are integer."""
         return [], sum(self.report.integer_ops.values())

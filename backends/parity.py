@@ -155,22 +155,17 @@ def verify_parity(
             batch, or no value of the graph is quantized by constant scales.
     """
     backend = backend_of(artifact)
-    quantized = artifact.quantized if quantized is None else quantized
-    if quantized is None:
-        raise ConfigError(
-            f"this artifact does not hold the graph that it was lowered from: a {backend.suffix} "
-            "file has the runtime's program alone",
-            fix="give the graph of convert_pt2e: verify_parity(artifact, batches, "
-            "quantized=graph); pt2e_quant.save keeps one",
-        )
+    given = _lowered_graph(artifact, quantized, backend)
     rounding = profile_named(profile or _PROFILES.get(backend.name, "default"))
+    quantized = artifact.as_run(given)
+    unrounded = _unrounded(given, quantized)
     at_run_time = run_time_inputs(quantized)
     readable = set({n.args[0]: n for n, why in at_run_time.items() if why is None}.values())
     static = _static_values(quantized)
     values = [node for node in quantized.graph.nodes if node in static or node in readable]
     calls = _calls(quantized, batches, inputs)
     if not values:
-        raise _nothing_to_compare(at_run_time)
+        raise _nothing_to_compare(at_run_time, unrounded)
     floats = artifact.float_operators(quantized)
     slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     returned = quantized.graph.output_node().all_input_nodes
@@ -193,8 +188,27 @@ def verify_parity(
         of_floats=tuple({row.node: row for found in compared for row in found.of_floats}.values()),
         floats=_between(quantized, floats),
         slower=slower,
-        not_compared=_left_out(quantized, at_run_time, readable),
+        not_compared=(*_left_out(quantized, at_run_time, readable), *unrounded),
     )
+
+
+def _lowered_graph(
+    artifact: Artifact, quantized: GraphModule | None, backend: Backend
+) -> GraphModule:
+    """The graph that an artifact was lowered from: the given one, or its own.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    found = artifact.quantized if quantized is None else quantized
+    if found is None:
+        raise ConfigError(
+            f"this artifact does not hold the graph that it was lowered from: a {backend.suffix} "
+            "file has the runtime's program alone",
+            fix="give the graph of convert_pt2e: verify_parity(artifact, batches, "
+            "quantized=graph); pt2e_quant.save keeps one",
+        )
+    return found
 
 
 def _between(gm: GraphModule, floats: Set[str]) -> tuple[str, ...]:
@@ -224,6 +238,15 @@ def _static_values(gm: GraphModule) -> set[Node]:
     return set({node.args[0]: node for node in found}.values())
 
 
+def _unrounded(given: GraphModule, as_run: GraphModule) -> tuple[tuple[str, str], ...]:
+    """The tensors of a graph that its program does not round, and why they are not compared."""
+    kept = {node.name for node in as_run.graph.nodes}
+    static = _static_values(given)
+    makers = [_maker(n).name for n in given.graph.nodes if n in static and n.name not in kept]
+    reason = "the program computes it in float and does not round it, nor does the reference"
+    return tuple((name, reason) for name in dict.fromkeys(makers))
+
+
 def _left_out(
     gm: GraphModule, at_run_time: Mapping[Node, str | None], readable: set[Node]
 ) -> tuple[tuple[str, str], ...]:
@@ -238,8 +261,16 @@ def _left_out(
     return (*found.values(), *layers)
 
 
-def _nothing_to_compare(at_run_time: Mapping[Node, str | None]) -> ConfigError:
+def _nothing_to_compare(
+    at_run_time: Mapping[Node, str | None], unrounded: Sequence[tuple[str, str]]
+) -> ConfigError:
     """Why a graph has no tensor of integers that could be compared."""
+    if unrounded:
+        return ConfigError(
+            f"parity is of integers, and the program computes in float: {unrounded[0][0]} and all "
+            "else that this graph rounds has more bits than its runtime has kernels for",
+            fix='activations of 8 bits, or a backend that runs 16: pq.backends.get("onnx")',
+        )
     if not at_run_time:
         return ConfigError(
             "parity is of quantized activations, and this graph has none",

@@ -25,6 +25,7 @@ from pt2e_quant.backends.xnnpack.metadata import (
     unpack_provenance,
 )
 from pt2e_quant.backends.xnnpack.node_ids import Handles, node_ids
+from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_static_int8
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.checksum import check_sum, has_sum, renew_sum
 from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, UnsupportedError
@@ -32,6 +33,9 @@ from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.stored_figures import read_figures, write_figures
 from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.meta import origin_name
+from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.passes.qdq.remove_qdq import keep_static_qdq
 
 
 class XnnpackArtifact(Artifact):
@@ -115,6 +119,12 @@ class XnnpackArtifact(Artifact):
         if self.handles is None:
             return super().float_operators(gm)
         return self.handles.floats(gm, self.contents().ops(), self.handles.kernels.values())
+
+    def as_run(self, gm: GraphModule) -> GraphModule:
+        """The graph without the q/dq of activations that are no int8, which run in float."""
+        made = copy_graph(gm)
+        run_passes(made, (keep_static_qdq(is_static_int8),))
+        return made
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """The places of the program's nodes among the numbered ones of the file."""

@@ -1,14 +1,15 @@
 """Turn a quantized graph back into a float program."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.core.qdq import DequantizePerTensor, is_dequantize, is_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, PassResult, graph_pass
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -30,6 +31,28 @@ def remove_qdq(gm: GraphModule) -> PassResult:
         elif constant_of(gm, source) is not None:
             fold_dequantize(gm, editor, node)
     return PassResult(editor.finish())
+
+
+def keep_static_qdq(is_kept: Callable[[Node], bool]) -> GraphPass:
+    """The pass that removes the static q/dq per tensor of activations that a target leaves out.
+
+    Before:  add(dq(q(x)), dq(q(y)))
+    After:   add(x, dq(q(y)))    where that of x is left out
+
+    Args:
+        is_kept: whether the target rounds there, of a dequantize.
+    """
+
+    def edit(gm: GraphModule) -> PassResult:
+        editor = Editor(gm)
+        for node in [n for n in gm.graph.nodes if n.target is DequantizePerTensor]:
+            source: Any = node.args[0]
+            if is_quantize(source) and not is_kept(node):
+                editor.replace(node, editor.now(source.args[0]))
+                editor.discard([source])
+        return PassResult(editor.finish())
+
+    return GraphPass("keep_static_qdq", edit, needs=(HAS_VALUES,), gives=())
 
 
 def fold_dequantize(gm: GraphModule, editor: Editor, node: Node) -> None:
