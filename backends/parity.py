@@ -195,11 +195,7 @@ def verify_parity(
 def _lowered_graph(
     artifact: Artifact, quantized: GraphModule | None, backend: Backend
 ) -> GraphModule:
-    """The graph that an artifact was lowered from: the given one, or its own.
-
-    Raises:
-        ConfigError: it is not known.
-    """
+    """Return the graph that an artifact was lowered from, which its file does not hold."""
     found = artifact.quantized if quantized is None else quantized
     if found is None:
         raise ConfigError(
