@@ -110,7 +110,7 @@ def _einsum_as_linear(node: Node, editor: Editor) -> Node | Skip:
     assert weight is not None
     if x.meta["val"].dtype != weight.dtype or not weight.is_floating_point():
         return Skip("its operands have different dtypes, or are integers")
-    terms = _terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
+    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
     if terms is None:
         return Skip("its equation repeats an axis of an operand, or names no result")
     left, right, result = terms[at], terms[1 - at], terms[2]
@@ -132,23 +132,24 @@ def _linear_of_axes(
     sizes = list(rows.shape[: len(new)])
     flat = rows.reshape(prod(sizes), -1).contiguous()
     weight = editor.constant(f"{node.name}_rows", flat, like=node)
-    y = _permuted(x, [left.index(axis) for axis in (*kept, *summed)], editor, node)
+    y = permuted(x, [left.index(axis) for axis in (*kept, *summed)], editor, node)
     if len(summed) > 1:
         y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=node)
     y = editor.call(aten.linear.default, y, weight, like=node)
     if len(new) > 1:
         y = editor.call(aten.unflatten.int, y, -1, sizes, like=node)
     made = [*kept, *new]
-    return _permuted(y, [made.index(axis) for axis in result], editor, node)
+    return permuted(y, [made.index(axis) for axis in result], editor, node)
 
 
-def _permuted(x: Node, order: list[int], editor: Editor, like: Node) -> Node:
+def permuted(x: Node, order: list[int], editor: Editor, like: Node) -> Node:
+    """A tensor with its axes in another order; itself if they are in order."""
     if order == sorted(order):
         return x
     return editor.call(aten.permute.default, x, order, like=like)
 
 
-def _terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
+def axes_of_terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
     """The axes of each operand and of the result, a letter each, those of an ellipsis too."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     terms = [*inputs.split(","), result]

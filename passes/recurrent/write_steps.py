@@ -7,7 +7,8 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.recurrent_ops import Cell, RecurrentLayer, gate_count
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import arguments, aten, is_getitem
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import SELECT, arguments, aten, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.cleanup.unroll_loops import MOST_ROUNDS
 
@@ -40,7 +41,9 @@ class StepWriter:
             w_hh: by which the hidden state gives its gates.
             b_hh: its bias.
         """
-        state = self.op(aten.linear.default, h, w_hh, b_hh)
+        # A product with a state of zeros would have no scale: its least one lets the bias overflow.
+        state = b_hh if b_hh is not None and _is_zeros(self.editor, h) else None
+        state = state or self.op(aten.linear.default, h, w_hh, b_hh)
         if self.cell is Cell.LSTM:
             return self._lstm(self.op(aten.add.Tensor, x, state), c, w_hh)
         if self.cell is Cell.GRU:
@@ -70,6 +73,16 @@ class StepWriter:
         width = w_hh.meta["val"].shape[0] // count
         ends = [(i * width, (i + 1) * width) for i in range(count)]
         return [self.op(aten.slice.Tensor, values, -1, *end) for end in ends]
+
+
+def _is_zeros(editor: Editor, node: Node) -> bool:
+    """True if a state is what a layer starts from that is given none."""
+    held = constant_of(editor.gm, node)
+    if held is not None:
+        return not bool(held.any())
+    while is_call(node, SELECT):
+        node = node.all_input_nodes[0]
+    return node.target is aten.zeros.default
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -37,6 +37,7 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxO
 from pt2e_quant.passes.attention.boolean_masks import boolean_masks
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.attention.mask_softmax import mask_softmax
+from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_casts, remove_noop_expand
 from pt2e_quant.passes.cleanup.simpler_overloads import drop_unread_places
@@ -62,6 +63,7 @@ _TRANSFORMS = (
     boolean_masks,
     decompose_attention,
     mask_softmax,
+    einsums_as_products,
     remove_noop_expand,
     split_cells(lambda node: True),
     split_recurrent(lambda node, sizes: Rounding.NONE),

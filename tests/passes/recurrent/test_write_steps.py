@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
 from pt2e_quant.core.recurrent_ops import RecurrentLayer, Rounding
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
@@ -51,3 +52,22 @@ def test_layer_when_its_steps_are_many_then_it_stays():
         "it has 65 steps, more than the 64 that are written out"
     ]
     assert not record.changed
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+def test_layer_when_its_biases_are_large_then_no_sum_of_the_first_step_overflows(name):
+    # Zeros have the least scale that there is; a bias in steps of it was beyond int32.
+    torch.manual_seed(0)
+    model = LAYERS[name]().eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "bias" in key:
+                value.mul_(5)
+    batches = [torch.randn(5, 3, 4) for _ in range(3)]
+    prepared = pq.prepare_pt2e(
+        torch.export.export(model, (batches[0],)), pq.IntegerQuantizer(), int_only=True
+    )
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+    expected = quantized(batches[0])[0]
+    found = pq.integer_reference(quantized)(batches[0])[0]
+    assert (found - expected).abs().max() < 0.05
