@@ -1,7 +1,7 @@
 """Compare an artifact with the integer reference, value by value and in steps."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from pt2e_quant.backends.run_time_codes import Probe, probe, run_time_inputs
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.leave_slower import IN_FLOAT
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
@@ -95,6 +97,22 @@ class Parity:
     def most_steps(self) -> float:
         """The largest difference in the last quantized tensor."""
         return self.nodes[-1].most_steps
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each of `nodes`."""
+        return [asdict(node) for node in self.nodes]
+
+    def to_json(self) -> str:
+        """Return JSON."""
+        return json_text(asdict(self))
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each of `nodes`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
 
     def __str__(self) -> str:
         """The table."""

@@ -11,9 +11,10 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.accelerate.packed_convolutions import PackedConvolutions, channels_first
 from pt2e_quant.analysis.differences import Differences, changed_value, whole_value
-from pt2e_quant.analysis.graph_side import GraphSide
+from pt2e_quant.analysis.graph_side import GraphSide, WeightSite
 from pt2e_quant.core.qdq import (
     CHOOSE_QPARAMS_OPS,
+    float_name,
     is_dequantize,
     is_qdq,
     is_quantize,
@@ -21,12 +22,14 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.graph.meta import origin_name
-from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, argument, aten, is_call
 
 Values: TypeAlias = dict[Node, Any]
 
 KEPT_WEIGHT_BYTES = 2**29
 """Up to so many bytes of float weights, a program's rounded weights are kept between batches."""
+
+_LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE)
 
 _ANY_LAYOUT = frozenset(
     (
@@ -46,7 +49,8 @@ class Group:
     Args:
         name: of the operator in the float program.
         anchor: the operator.
-        dequantizes: those of its inputs and weights, and of its result.
+        dequantizes: those of its inputs and weights, and of its result; and its bias itself, where
+            that stays float and was corrected for them.
         weights: the dotted names of its weights.
     """
 
@@ -63,16 +67,16 @@ class FloatTwin:
 
     Args:
         side: the graph.
-        weights: the float weights by name, in the units of the graph.
+        weights: the float weights by name, in the units of the graph; and the biases that stay
+            float and were corrected.
     """
 
     def __init__(self, side: GraphSide, weights: Mapping[str, Tensor]) -> None:
         self.gm: GraphModule = side.gm
         self.order = tuple(self.gm.graph.nodes)
         self.place = {node: at for at, node in enumerate(self.order)}
-        self.weight_names = {
-            site.node: name for name, site in side.weights.items() if name in weights
-        }
+        constants = side.weights | float_biases(side)
+        self.weight_names = {site.node: name for name, site in constants.items() if name in weights}
         self.float_weights = {node: weights[name] for node, name in self.weight_names.items()}
         self.bytes_of_weights = sum(value.nbytes for value in self.float_weights.values())
         self.groups = self._find_groups()
@@ -85,17 +89,20 @@ class FloatTwin:
         self._steps = [
             (self.place[node], node, quantized_source(node))
             for node in self.order
-            if node.op not in ("placeholder", "get_attr", "output")
+            if (node.op not in ("placeholder", "get_attr", "output") or node in self.weight_names)
             and not is_quantize(node)
             and node not in self._qparams
         ]
 
-    def float_values(self, leaves: Sequence[Any], *, copies: bool = True) -> Values:
+    def float_values(
+        self, leaves: Sequence[Any], *, copies: bool = True, apart: bool = False
+    ) -> Values:
         """The values of all nodes for one call, with nothing switched on.
 
         Args:
             leaves: of the call.
             copies: the graph is given copies, in case it writes into them.
+            apart: dequantizes of one value give views of it, each with a gradient of its own.
         """
         given = iter(copied(leaves) if copies else leaves)
         values: Values = {}
@@ -105,7 +112,8 @@ class FloatTwin:
             elif node in self.float_weights:
                 values[node] = self.float_weights[node]
             elif (source := quantized_source(node)) is not None:
-                values[node] = values[source]
+                found = values[source]
+                values[node] = found.view_as(found) if apart else found
             elif not is_quantize(node) and node not in self._qparams:
                 values[node] = self._compute(node, values)
         return values
@@ -208,6 +216,8 @@ class FloatTwin:
             if node.op != "call_function" or is_qdq(node) or not read:
                 continue
             weights = [self.weight_names[n] for n in read if n in self.weight_names]
+            # A bias that stays float counts where it was corrected for what is read.
+            read += [n for n in node.all_input_nodes if n in self.weight_names and n not in read]
             found.append(
                 Group(
                     name=origin_name(node),
@@ -240,6 +250,18 @@ class FloatTwin:
             if users and node not in kept:
                 found.setdefault(max(users, key=self.place.__getitem__), []).append(node)
         return found
+
+
+def float_biases(side: GraphSide) -> dict[str, WeightSite]:
+    """The biases that stay float beside a weight in integers, by name."""
+    found = {}
+    for weight in side.weights.values():
+        layer = weight.reader
+        bias = argument(layer, "bias") if is_call(layer, _LAYERS) else None
+        if is_dequantize(weight.node) and isinstance(bias, Node) and bias.op == "get_attr":
+            name = float_name(bias)
+            found[name] = WeightSite(name, bias, layer, None)
+    return found
 
 
 def quantized_source(node: Node) -> Node | None:

@@ -128,7 +128,7 @@ class WeightSite:
         found = None
         if columns is not None and weight.dim() > 1:
             found = columns_of(columns, self.reader)
-        if rows is not None and weight.dim() > 1 and weight.shape[0] == rows.numel():
+        if rows is not None and weight.dim() and weight.shape[0] == rows.numel():
             rows = rows.reshape(-1, *[1] * (weight.dim() - 1))
             found = 1 / rows if found is None else found / rows
         return found

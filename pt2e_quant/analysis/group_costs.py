@@ -147,6 +147,25 @@ Build: TypeAlias = Callable[[Sequence[Any]], Any]
 """Puts the leaves of a result into the model's own structure."""
 
 
+def check_measure(method: Method, metric: Metric | None, loss: object) -> None:
+    """Refuse a measure that a method would not look at.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if metric is not None and method is not Method.EXACT:
+        other = "loss=…, a scalar with a gradient, or " if method is Method.GRADIENT else ""
+        raise ConfigError(
+            f'the method "{method}" takes no metric',
+            fix=f'give {other}method="exact"',
+        )
+    if loss is not None and method is not Method.GRADIENT:
+        raise ConfigError(
+            f'the method "{method}" takes no loss',
+            fix='choose method="gradient", or give metric=… with method="exact"',
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One batch: the call's leaves in placeholder order, and what the metric compares with."""
@@ -307,13 +326,12 @@ class GradientCosts:
                 leaf(v) if isinstance(v, Tensor) and v.is_floating_point() else v for v in leaves
             ]
             with torch.enable_grad():
-                values = twin.float_values(given, copies=False)
+                values = twin.float_values(given, copies=False, apart=True)
         finally:
             twin.float_weights = weights
         for group in twin.groups:
             for node in group.dequantizes:
-                source = quantized_source(node)
-                value = values[source] if source is not None else None
+                value = values[node] if quantized_source(node) is not None else None
                 if isinstance(value, Tensor) and value.requires_grad:
                     value.retain_grad()
                     tracked[node] = value
@@ -322,18 +340,22 @@ class GradientCosts:
     def _weighed(
         self, group: Group, values: Values, tracked: Mapping[Any, Tensor]
     ) -> Iterator[float]:
-        seen: set[int] = set()
+        # What adds up before it is squared: the readers of one value see one error, and a bias may
+        # be there to take the mean error of its weight back.
+        found: dict[Any, Tensor | float] = {}
         for node in group.dequantizes:
             value = tracked.get(node)
-            if value is None or id(value) in seen or value.grad is None:
+            if value is None or value.grad is None:
                 continue
-            seen.add(id(value))
             error = self.twin.rounded(node, values) - value
             # Of each sample, or each output channel of a weight: errors inside of it may add up.
             rows = (error.double() * value.grad.double()).reshape(
                 len(value) if value.dim() else 1, -1
             )
-            yield float(rows.sum(1).square().sum())
+            key = quantized_source(node) or (*node.users, len(rows))
+            found[key] = found.get(key, 0.0) + rows.sum(1)
+        for sums in found.values():
+            yield float(torch.as_tensor(sums).square().sum())
 
     def costs(self) -> dict[str, float]:
         """The estimate for each group."""
@@ -356,11 +378,16 @@ def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def weight_costs(twin: FloatTwin) -> dict[str, float]:
-    """Noise over signal of each group's weights, as powers; 0 for one without weights."""
+    """Noise over signal of each group's weights, as powers; 0 for one without weights.
+
+    Biases are no part of it: what one is moved by takes error back.
+    """
     found = {}
     for group in twin.groups:
         sums = Noise()
         for node in group.dequantizes & twin.float_weights.keys():
+            if twin.float_weights[node].dim() < 2:
+                continue
             values: Values = {}
             sums.add(*as_floats(twin.float_weights[node], twin.rounded(node, values)))
         found[group.name] = sums.noise / sums.signal if sums.signal else 0.0

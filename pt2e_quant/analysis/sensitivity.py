@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.analysis.float_twin import FloatTwin
+from pt2e_quant.analysis.float_twin import FloatTwin, float_biases
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.group_costs import (
     VERSION,
@@ -23,6 +23,7 @@ from pt2e_quant.analysis.group_costs import (
     GroupCost,
     Method,
     Sensitivity,
+    check_measure,
     weight_costs,
 )
 from pt2e_quant.analysis.metric import Metric, batches_of, first_of, measure_words, picker
@@ -73,8 +74,8 @@ def sensitivity(
             the program.
         batches: as `calibrate` takes them, with the targets of the metric where it has some.
         backend: whose recipe it is.
-        metric: a function of a batch's outputs and targets, or an object with `update` and
-            `compute`. None for the noise in the results against the float model's.
+        metric: of the exact method: a function of a batch's outputs and targets, or an object with
+            `update` and `compute`. None for the noise in the results against the float model's.
         higher_is_better: of the metric.
         method: "exact", "gradient" (one backward pass a batch) or "weight" (no data).
         loss: of outputs and targets, for the gradient method; None for the noise in the results.
@@ -97,6 +98,7 @@ def sensitivity(
         InputError: a batch does not fit.
     """
     chosen = _method(method)
+    check_measure(chosen, metric, loss)
     if cache is not None:
         _check_path(Path(cache))
     held = batches_of(batches, "sensitivity(program, recipe, {})")
@@ -277,7 +279,7 @@ class _Weighing:
         """The costs with what is known of each group."""
         rows = []
         for group in self.twin.groups:
-            weights = [n for n in group.dequantizes if n in self.twin.float_weights]
+            weights = [n for n, name in self.twin.weight_names.items() if name in group.weights]
             rows.append(
                 GroupCost(
                     group=group.name,
@@ -299,12 +301,15 @@ class _Weighing:
 
 
 def _float_weights(reference: GraphSide, side: GraphSide) -> dict[str, Tensor]:
-    """The float weights of a quantized graph, in its units."""
+    """The float weights of a quantized graph, in its units, and the biases that it corrected."""
     found = {}
-    for name, site in side.weights.items():
+    biases = float_biases(side)
+    for name, site in (side.weights | biases).items():
         value = attribute(reference.gm, name)
         if isinstance(value, Tensor) and value.is_floating_point():
-            found[name] = site.from_program(value.detach())
+            made = site.from_program(value.detach())
+            if name not in biases or not torch.equal(made, attribute(side.gm, name)):
+                found[name] = made
     return found
 
 

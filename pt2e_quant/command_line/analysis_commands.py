@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +102,7 @@ def audit(
     """
     found = audit_of(open_model(file).program)
     if as_json:
-        print_json("audit", {**asdict(found), "share_in_integers": found.share_in_integers})
+        print_json("audit", json.loads(found.to_json()))
     else:
         stdout().print(str(found), soft_wrap=True, markup=False)
     check_figure(found.share_in_integers, fail_under, "the share of operators in integers")

@@ -14,6 +14,7 @@ from pt2e_quant.analysis import group_costs
 from pt2e_quant.analysis.float_twin import FloatTwin, quantized_source
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.analysis.sensitivity import _float_weights
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.analysis.test_compare import scaled_range
@@ -38,9 +39,7 @@ def test_sensitivity_when_one_group_is_on_then_the_cost_is_that_of_a_graph_of_it
     model, program, _, quantized, batches = made
     found = pq.sensitivity(program, quantized, batches, progress=False)
     side = GraphSide(quantized, "")
-    floats = open_graph(program, None).gm
-    weights = {n: s.from_program(floats.get_parameter(n).detach()) for n, s in side.weights.items()}
-    twin = FloatTwin(side, weights)
+    twin = FloatTwin(side, _float_weights(open_graph(program, None), side))
     group = next(g for g in twin.groups if g.name == "conv2d_1")
     hand = copy.deepcopy(quantized)
     by_name = {node.name: node for node in hand.graph.nodes}
@@ -79,6 +78,99 @@ def test_sensitivity_when_by_gradient_then_it_orders_as_the_exact_one(made):
     ours = torch.tensor([row.cost for row in exact]).log10()
     theirs = torch.tensor([row.cost for row in gradient]).log10()
     assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1] > 0.6
+
+
+class PostNorm(torch.nn.Module):
+    """A norm whose result a layer and the residual sum behind it read."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = torch.nn.Linear(16, 32), torch.nn.LayerNorm(32)
+        self.first, self.second = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+        self.head = torch.nn.Linear(32, 8)
+
+    def forward(self, x):
+        x = self.norm(self.table(x))
+        x = x + 0.1 * torch.tanh(self.first(x))
+        return self.head(x + 0.1 * torch.tanh(self.second(x)))
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_sensitivity_when_by_gradient_then_a_group_counts_what_it_reads_alone(backend):
+    """Neither the other readers of its input, nor a weight's error that its bias takes back."""
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 16) for _ in range(8)]
+    program = export(PostNorm().eval(), (batches[0],))
+    options = {"backend": backend, "progress": False}
+    exact = pq.sensitivity(program, "int8", batches, **options)
+    gradient = pq.sensitivity(program, "int8", batches, method="gradient", **options)
+    for row in exact:
+        assert row.cost / 2.5 < gradient.group(row.group).cost < row.cost * 2.5, row.group
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+@pytest.mark.parametrize("name", ["bottlenecks", "post_norm"])
+def test_float_values_when_biases_were_corrected_then_they_are_the_float_models(backend, name):
+    torch.manual_seed(0)
+    model = PostNorm() if name == "post_norm" else Bottlenecks()
+    shape = (4, 16) if name == "post_norm" else (4, 3, 12, 12)
+    batches = [torch.randn(*shape) for _ in range(8)]
+    program = export(model.eval(), (batches[0],))
+    prepared = pq.prepare(program, pq.backends.get(backend).quantizer("int8"))
+    side = GraphSide(pq.convert(pq.calibrate(prepared, batches, progress=False)), "")
+    twin = FloatTwin(side, _float_weights(open_graph(program, None), side))
+    with torch.no_grad():
+        values = twin.float_values([batches[0]])
+        (result,) = values[twin.gm.graph.output_node()]
+        assert sqnr_db(model(batches[0]), result) > 90
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_sensitivity_when_by_weights_then_biases_do_not_count(backend):
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 16) for _ in range(8)]
+    model = PostNorm().eval()
+    program = export(model, (batches[0],))
+    prepared = pq.prepare(program, pq.backends.get(backend).quantizer("int8"))
+    quantized = pq.convert(pq.calibrate(prepared, batches, progress=False))
+    found = pq.sensitivity(program, quantized, method="weight", progress=False).group("linear_1")
+    row = pq.compare(program, quantized, batches, progress=False)
+    own = next(r for r in row.weights if r.tensor == "first.weight")
+    assert found.cost == pytest.approx(10 ** (-own.sqnr_db / 10), rel=1e-3)
+
+
+class Bottlenecks(torch.nn.Module):
+    """Convolutions whose channels get factors, a depthwise one, and squeeze and excite."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 16, 3)
+        self.deep = torch.nn.Conv2d(16, 16, 3, groups=16)
+        self.squeeze, self.excite = torch.nn.Conv2d(16, 4, 1), torch.nn.Conv2d(4, 16, 1)
+        self.head = torch.nn.Conv2d(16, 8, 1)
+        with torch.no_grad():
+            self.deep.weight[::3] *= 20
+
+    def forward(self, x):
+        x = torch.relu(self.deep(torch.relu(self.stem(x))))
+        x = x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("method", ["gradient", "weight"])
+def test_sensitivity_when_a_method_takes_no_metric_then_one_is_refused(made, method):
+    with pytest.raises(ConfigError, match=f'"{method}" takes no metric'):
+        pq.sensitivity(
+            *(made[1], made[3], made[4]), method=method, metric=lambda o, t: o.sum(), progress=False
+        )
+
+
+@pytest.mark.parametrize("method", ["exact", "weight"])
+def test_sensitivity_when_a_method_takes_no_loss_then_one_is_refused(made, method):
+    with pytest.raises(ConfigError, match=f'"{method}" takes no loss'):
+        pq.sensitivity(
+            *(made[1], made[3], made[4]), method=method, loss=lambda o, t: o.sum(), progress=False
+        )
 
 
 def test_sensitivity_when_by_weights_then_no_batch_is_needed(made):

@@ -5,14 +5,16 @@ a module is.
 """
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.provenance import FloatOperator, FloatRecord, provenance_of
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_qdq
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
@@ -63,6 +65,22 @@ class Audit:
         """The share of operators in integers, 0 to 1; 1 where nothing computes in float."""
         listed = self.integer_operators + len(self.islands)
         return self.integer_operators / max(listed, 1)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each operator in float."""
+        return [asdict(operator) for operator in self.islands]
+
+    def to_json(self) -> str:
+        """Return JSON."""
+        return json_text({**asdict(self), "share_in_integers": self.share_in_integers})
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each operator in float.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
 
     def __str__(self) -> str:
         """The operators in float, one paragraph each."""

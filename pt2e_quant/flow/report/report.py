@@ -91,13 +91,17 @@ class Report:
         """The report as JSON; infinity and NaN, which JSON lacks, are null."""
         return json_text(asdict(self))
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each quantized tensor."""
+        return [asdict(record) for record in self.provenance.tensors]
+
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with a row for each quantized tensor.
 
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return data_frame([asdict(record) for record in self.provenance.tensors])
+        return data_frame(self.to_dicts())
 
     def __str__(self) -> str:
         stream = io.StringIO()
