@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,13 @@ _KINDS = {"data_movement": WorkKind.MOVE, "quantize": WorkKind.CONVERT}
 """Fused operators that do not compute."""
 
 
-def profile_module(module: GraphModule, arguments: Sequence[Any], *, runtime: str) -> Profile:
+def profile_module(
+    module: GraphModule,
+    arguments: Sequence[Any],
+    *,
+    runtime: str,
+    call: Callable[[], object] | None = None,
+) -> Profile:
     """Time each operator of a module's call, as the median of some rounds.
 
     On a GPU each launch is waited for: short kernels look as long as their launch.
@@ -102,7 +109,9 @@ def profile_module(module: GraphModule, arguments: Sequence[Any], *, runtime: st
         module: a lowered one, or any graph of torch.export.
         arguments: of its forward.
         runtime: what to call it.
+        call: makes a whole call, where that is not of the arguments by position.
     """
+    whole = partial(module, *arguments) if call is None else call
     timed = _Timed(module)
     timed.garbage_collect_values = False
     calls = []
@@ -111,7 +120,7 @@ def profile_module(module: GraphModule, arguments: Sequence[Any], *, runtime: st
             timed.run(*arguments)
         for _ in range(_ROUNDS):
             begin = timed.now()
-            module(*arguments)
+            whole()
             calls.append(1e6 * (timed.now() - begin))
     return Profile(
         tuple(

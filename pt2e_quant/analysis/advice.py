@@ -37,6 +37,8 @@ _FAR_EXCEEDED = 0.25
 
 _INT32_MAX = 2**31 - 1
 
+_CALIBRATE = "pq.calibrate(prepared, batches)  # batches like those of evaluation"
+
 _RELU6_MODULES = ("ReLU6", "Hardtanh")
 
 _TINY = float(torch.finfo(torch.float32).tiny)
@@ -223,7 +225,7 @@ def _range_exceeded(side: GraphSide, site: Site, row: NodeError) -> Advice | Non
         module=row.module,
         evidence=f"calibration saw {kept[0]:.3g} to {kept[1]:.3g}, this data has "
         f"{row.range_seen[0]:.3g} to {row.range_seen[1]:.3g}: {row.share_clipped:.2%} is clipped",
-        line="pq.calibrate(prepared, batches)  # batches like those of evaluation",
+        line=_CALIBRATE,
     )
 
 
@@ -234,7 +236,10 @@ def _relu6_half_empty(side: GraphSide, site: Site, row: NodeError) -> Advice | N
     if row.grid_used is None or row.grid_used >= 0.5 or row.range_kept[1] < 5.9:
         return None
     line = f"torch.relu(…)  # in place of relu6: {row.source}"
-    if module_type(site.node) in _RELU6_MODULES:
+    seen = None if site.record is None else site.record.observed
+    if seen is not None and seen[1] >= 0.99 * row.range_kept[1]:
+        line = _CALIBRATE  # Without relu6 these data would set a wider range.
+    elif module_type(site.node) in _RELU6_MODULES:
         line = f'model.set_submodule("{row.module}", torch.nn.ReLU())'
     return Advice(
         rule="relu6 half empty",

@@ -19,7 +19,7 @@ from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
-from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of, rebuild_capture
+from pt2e_quant.core.read_capture import call_graph, capture_of
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import as_call, bind_batch
@@ -147,15 +147,10 @@ class Bench:
 
     def _outputs(self, gm: GraphModule, batch: Any) -> list[Any]:
         """The leaves of the results of one batch."""
-        is_ours = CAPTURE_KEY in gm.meta
-        capture = capture_of(gm) if is_ours else rebuild_capture(gm)
+        capture = capture_of(gm)
         leaves = bind_batch(capture, self.picked(batch)[0], call="tune")
         with torch.no_grad(), preserve_buffers(gm, capture):
-            if is_ours:
-                found = gm(*capture.positional(leaves))
-            else:  # as it was exported: it tells keywords from positions
-                args, kwargs = pytree.tree_unflatten(list(leaves), capture.in_spec)
-                found = gm(*args, **kwargs)
+            found = call_graph(gm, capture, leaves)
         return pytree.tree_leaves(found, is_leaf=lambda value: value is None)
 
 

@@ -15,7 +15,7 @@ from pt2e_quant.analysis.open_side import open_file
 from pt2e_quant.backends.artifact import Artifact, result_builder
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.progress import show_progress
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.read_capture import call_graph, capture_of
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import check_batches, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import (
@@ -114,7 +114,7 @@ def _graph_runner(gm: GraphModule) -> Run:
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with preserve_buffers(gm, capture):
-            return gm(*capture.positional(copied(capture.bind(args, kwargs))))
+            return call_graph(gm, capture, copied(capture.bind(args, kwargs)))
 
     return run
 

@@ -10,17 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.analysis.profile import profile_graph
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import Profile
-from pt2e_quant.backends.profile_module import profile_module
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.graph.meta import origin_name
 
 _CALLS = 15
@@ -95,9 +93,7 @@ class Stopwatch:
     def _torch_profile(self) -> Profile:
         gm = self.float_gm
         capture = capture_of(gm)
-        leaves = capture.positional(capture.bind(self.args, self.kwargs))
-        with torch.no_grad(), preserve_buffers(gm, capture):
-            return profile_module(gm, leaves, runtime="torch")
+        return profile_graph(gm, capture, capture.bind(self.args, self.kwargs))
 
 
 def owners(gm: GraphModule, groups: Collection[str]) -> dict[str, str]:

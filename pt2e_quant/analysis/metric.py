@@ -1,6 +1,7 @@
 """A measure of a model's outputs, summed over batches: a function, or an object with `update`."""
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class MetricSum:
             if callable(reset := getattr(self.object, "reset", None)):
                 reset()
         elif callable(metric) and not is_object:
+            _check_parameters(metric)
             self.function = metric
         else:
             found, fix = type(metric).__name__, _EXAMPLE
@@ -98,6 +100,22 @@ class MetricSum:
         if self.function is None:
             return as_number(self.object.compute())
         return self.total / self.samples if self.samples else math.nan
+
+
+def _check_parameters(metric: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with outputs and targets."""
+    try:
+        signature = inspect.signature(metric)
+    except ValueError:  # some built-in functions have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(metric, "__name__", type(metric).__name__)
+        raise ConfigError(
+            f"a metric takes outputs and targets, found {name}{signature}: {error}",
+            fix="lambda outputs, targets: …, which may ignore the targets",
+        ) from error
 
 
 def samples_of(outputs: Any) -> int:

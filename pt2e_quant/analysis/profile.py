@@ -1,5 +1,6 @@
 """Profile a call of an artifact on its runtime, operator by operator."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.profile_module import profile_module
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.read_capture import call_graph, capture_of
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
@@ -58,7 +60,21 @@ def profile(
             else "artifact = pq.quantize(…); pq.profile(artifact, batch)",
         )
     capture = capture_of(artifact)
-    values = capture.positional(bind_batch(capture, batch, inputs, call="profile"))
-    with torch.no_grad(), preserve_buffers(artifact, capture):
-        artifact(*values)
-        return profile_module(artifact, values, runtime="torch")
+    return profile_graph(artifact, capture, bind_batch(capture, batch, inputs, call="profile"))
+
+
+def profile_graph(gm: GraphModule, capture: Capture, leaves: Sequence[Any]) -> Profile:
+    """Time each operator of a call of a graph in torch.
+
+    Args:
+        gm: of torch.export, float or converted.
+        capture: its call.
+        leaves: of one call, bound.
+    """
+
+    def call() -> None:
+        call_graph(gm, capture, leaves)
+
+    with torch.no_grad(), preserve_buffers(gm, capture):
+        call()
+        return profile_module(gm, capture.positional(leaves), runtime="torch", call=call)

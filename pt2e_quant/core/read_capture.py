@@ -23,6 +23,21 @@ def capture_of(gm: GraphModule) -> Capture:
     return stored if isinstance(stored, Capture) else rebuild_capture(gm)
 
 
+def call_graph(gm: GraphModule, capture: Capture, leaves: Sequence[Any]) -> Any:
+    """Call a graph: one of this package by position, one of torch.export as it was captured.
+
+    Args:
+        gm: the graph.
+        capture: its call.
+        leaves: of the call, bound.
+    """
+    if CAPTURE_KEY in gm.meta:
+        return gm(*capture.positional(leaves))
+    # A hook of torch's tells keywords from positions.
+    args, kwargs = pytree.tree_unflatten(list(leaves), capture.in_spec)
+    return gm(*args, **kwargs)
+
+
 def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Capture:
     """Read a Capture off a graph as `ExportedProgram.module()` gives it.
 

@@ -219,6 +219,15 @@ def test_advise_when_relu6_is_half_empty_then_its_line_changes_the_module_alone(
     assert "nn.functional.relu6(self.conv(x))" in lines["block"]
 
 
+def test_advise_when_calibration_filled_relu6_then_its_line_is_other_data():
+    torch.manual_seed(0)
+    model, batches = Relu6s().eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    program, gm = quantized(model, [10 * batch for batch in batches])
+    found = pq.advise(gm, pq.compare(program, gm, batches, progress=False))
+    lines = {a.module: a.line for a in found if a.rule == "relu6 half empty"}
+    assert lines["stem.1"].startswith("pq.calibrate(prepared, batches)")
+
+
 @pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
 def test_advise_when_a_bias_overflows_then_its_line_leaves_the_operator_float(backend):
     torch.manual_seed(0)

@@ -53,6 +53,17 @@ def test_metric_sum_when_a_metric_of_torchmetrics_is_given_then_as_it_computes()
     assert not metric.update_called
 
 
+def test_metric_sum_when_a_function_takes_no_targets_then_the_error_shows_its_parameters():
+    def accuracy(outputs):
+        return outputs.sum()
+
+    message = r"found accuracy\(outputs\)(?s:.)*may ignore the targets"
+    with pytest.raises(ConfigError, match=message):
+        MetricSum(accuracy)
+    MetricSum(lambda outputs, targets=None: 1.0)
+    MetricSum(max)  # without a signature
+
+
 def test_metric_sum_when_the_metric_gives_no_number_then_the_error_says_so():
     with pytest.raises(ConfigError, match="one number"):
         MetricSum(lambda outputs, targets: outputs).add(torch.eye(3), None)

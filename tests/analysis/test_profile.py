@@ -19,6 +19,34 @@ def test_profile_when_given_a_program_then_times_it_in_torch(model):
     assert found.runtime == "torch"
 
 
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, ids, *, mask):
+        return self.linear(ids * mask)
+
+
+def test_profile_and_evaluate_when_a_program_takes_keywords_then_they_call_it_so():
+    batch = {"ids": torch.randn(2, 8), "mask": torch.ones(2, 8)}
+    model = Masked().eval().requires_grad_(False)
+    program = torch.export.export(model, (), batch)
+    for form in (program, program.module()):
+        assert [n.node for n in pq.profile(form, batch).nodes] == ["mul", "linear"]
+        found = pq.evaluate(form, [batch], lambda outputs, _: outputs.sum(), progress=False)
+        assert found == pytest.approx(float(model(**batch).sum()))
+
+
+def test_tune_when_a_program_takes_keywords_then_it_is_timed_without_a_profiler():
+    pytest.importorskip("executorch")
+    batches = [{"ids": torch.randn(64, 8), "mask": torch.ones(64, 8)} for _ in range(2)]
+    program = torch.export.export(Masked().eval(), (), batches[0])
+    options = {"backend": "xnnpack", "points": 0, "menu": [], "progress": False}
+    with pytest.raises(UnsupportedError, match="float model is the best that meets the budget"):
+        pq.tune(program, calibration_data=batches, budget={"latency_us": 1e6}, **options)
+
+
 def test_profile_when_given_an_artifact_then_asks_its_runtime(model):
     x = torch.randn(2, 8)
     artifact = pq.quantize(model, (x,), backend="onnx", recipe="int8_dynamic", progress=False)
