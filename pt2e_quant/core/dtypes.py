@@ -1,7 +1,7 @@
 """The integer dtypes a tensor can be quantized to: their widths, limits and storage."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -60,21 +60,20 @@ _INTEGERS = (
     _limits(16, False, torch.uint16),
 )
 
-DTYPES = MappingProxyType({limits.dtype: limits for limits in _INTEGERS})
+# Compilers do not follow a MappingProxyType while a graph changes any dict, a module's buffers say.
+DTYPES: Mapping[torch.dtype, DTypeInfo] = {limits.dtype: limits for limits in _INTEGERS}
 
-FLOAT8 = MappingProxyType(
-    {
-        dtype: DTypeInfo(
-            dtype=dtype,
-            bits=8,
-            signed=True,
-            quant_min=int(torch.finfo(dtype).min),
-            quant_max=int(torch.finfo(dtype).max),
-            storage=dtype,
-        )
-        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
-    }
-)
+FLOAT8: Mapping[torch.dtype, DTypeInfo] = {
+    dtype: DTypeInfo(
+        dtype=dtype,
+        bits=8,
+        signed=True,
+        quant_min=int(torch.finfo(dtype).min),
+        quant_max=int(torch.finfo(dtype).max),
+        storage=dtype,
+    )
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+}
 """Small floats that torch's per-tensor q/dq store whole numbers in, as torchao's specs may ask.
 
 No scheme of this package asks for them: its own float8 rounds to the type's own grid.

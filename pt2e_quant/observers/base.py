@@ -96,6 +96,9 @@ class ObserverBase(ABC, nn.Module):
     observes_constant: bool = False
     """The input never changes (a weight): it is observed once."""
 
+    is_traceable: bool = True
+    """A compiler can follow it; one that looks at values, per tensor, is an operator instead."""
+
     def __init__(self, dtype: torch.dtype, is_dynamic: bool = False) -> None:
         super().__init__()
         self.dtype = dtype

@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.granularity import PerChannel, PerGroup, PerTensor
+from pt2e_quant.observers.observe_whole import give_size
 from pt2e_quant.observers.static.histogram import HistogramObserver
 from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
@@ -157,11 +158,11 @@ class AffineFakeQuantize(FakeQuantizeBase):
     def _copy_qparams(self) -> None:
         scale, zero_point = self.calculate_qparams()
         if self.scale.shape != scale.shape:
-            self.scale.resize_(scale.shape)
+            give_size(self, scale=scale.shape)
         self.scale.copy_(scale)
         if zero_point is not None:
             if self.zero_point.shape != zero_point.shape:
-                self.zero_point.resize_(zero_point.shape)
+                give_size(self, zero_point=zero_point.shape)
             self.zero_point.copy_(zero_point)
 
     def _load_from_state_dict(

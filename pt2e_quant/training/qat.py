@@ -106,9 +106,9 @@ def prepare_qat_(
     """Let modules train with what quantization leaves of weights and static inputs, in place.
 
     Weights become parametrizations and inputs go through a hook, both by the fake-quantizes that
-    `pq.prepare_qat` puts into a graph; `pq.disable_observer` and its like work on them. Inputs
-    that are quantized at run time train in float, as they do there. Make the optimizer afterwards
-    and end with `convert_qat_`.
+    `pq.prepare_qat` puts into a graph; `disable_observer` of `pt2e_quant.pt2e` and its like work on
+    them. Inputs that are quantized at run time train in float, as they do there. Make the optimizer
+    afterwards and end with `convert_qat_`.
 
     Args:
         module: the model.

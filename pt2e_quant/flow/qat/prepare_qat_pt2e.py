@@ -16,7 +16,9 @@ from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs
 from pt2e_quant.flow.qat.numerics import Numerics, set_numerics
 from pt2e_quant.flow.qat.train_mode import has_training_operators, set_training_flags
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.observers.qschemes import is_per_channel
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize
+from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters
 
@@ -92,14 +94,18 @@ def _train_written_weights(prepared: GraphModule, trained: set[str]) -> None:
 
 
 def _start_channels(prepared: GraphModule) -> None:
-    """Give the statistics of per-channel fake-quantizes of ours their size."""
+    """Give the statistics and parameters of fake-quantizes of ours their size."""
     for graph in prepared_graphs(prepared):
         for node, module in observers_of(graph):
             value = node.meta.get("val")
-            if not isinstance(module, FakeQuantize) or not module.is_per_channel:
+            if not isinstance(value, Tensor):
                 continue
-            if isinstance(value, Tensor) and hasattr(module.activation_post_process, "min_val"):
-                module.start_channels(int(value.shape[module.ch_axis]))
+            if isinstance(module, LearnableFakeQuantize):
+                has_channels = is_per_channel(module.qscheme)
+                module.start_channels(int(value.shape[module.ch_axis]) if has_channels else 1)
+            elif isinstance(module, FakeQuantize) and module.is_per_channel:
+                if hasattr(module.activation_post_process, "min_val"):
+                    module.start_channels(int(value.shape[module.ch_axis]))
 
 
 def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
+from pt2e_quant.observers.observe_whole import observe_where, qparams_where
 from pt2e_quant.observers.static.count_bins import count_bins
 
 _STEP = 1e-5
@@ -143,6 +144,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         is_dynamic: must be False.
     """
 
+    is_traceable = False
     histogram: Tensor
 
     def __init__(
@@ -177,6 +179,9 @@ class HistogramObserver(UniformQuantizationObserverBase):
         Raises:
             NonFinite: if x_orig holds NaN or infinity.
         """
+        if torch.compiler.is_compiling():
+            observe_where(self, x_orig.detach(), True)
+            return x_orig
         x = self.unmasked(x_orig)
         if x is not None:
             self._add(x)
@@ -198,6 +203,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the range with the least squared error, both [1]."""
+        if torch.compiler.is_compiling():
+            return qparams_where(self, True)
         if not self.seen:
             return self.qparams_of(self.min_val, self.max_val)
         low, high = least_squares_range(

@@ -12,6 +12,7 @@ from pt2e_quant.observers.base import (
     PER_TENSOR,
     UniformQuantizationObserverBase,
 )
+from pt2e_quant.observers.observe_whole import give_size
 
 
 def tensor_range(x: Tensor, ignore_at_or_below: float | None = None) -> tuple[Tensor, Tensor]:
@@ -167,8 +168,9 @@ def start_channels(observer: UniformQuantizationObserverBase, low: Tensor) -> No
         InputError: if a later batch has another number of channels.
     """
     if observer.min_val.numel() == 0:
-        observer.min_val.resize_(low.shape).fill_(torch.inf)
-        observer.max_val.resize_(low.shape).fill_(-torch.inf)
+        give_size(observer, min_val=low.shape, max_val=low.shape)
+        observer.min_val.fill_(torch.inf)
+        observer.max_val.fill_(-torch.inf)
     elif observer.min_val.shape != low.shape:
         raise InputError(
             f"an observer of {observer.min_val.numel()} channels was given {low.numel()}",

@@ -21,6 +21,7 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import choose_qparams
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
+from pt2e_quant.observers.observe_whole import observe_where, qparams_where
 from pt2e_quant.observers.static.count_bins import count_multiples, count_zeros
 
 ChooseQParams = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -259,6 +260,7 @@ class MSEObserver(UniformQuantizationObserverBase):
         **kwargs: as of `UniformQuantizationObserverBase`; is_dynamic must be False.
     """
 
+    is_traceable = False
     histogram: Tensor
     bin_exponent: Tensor
     bin_offset: Tensor
@@ -290,6 +292,9 @@ class MSEObserver(UniformQuantizationObserverBase):
         Raises:
             NonFinite: if x_orig holds NaN or infinity.
         """
+        if torch.compiler.is_compiling():
+            observe_where(self, x_orig.detach(), True)
+            return x_orig
         x = self.unmasked(x_orig)
         if x is not None:
             self._add(x)
@@ -360,6 +365,8 @@ class MSEObserver(UniformQuantizationObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the optimal range, both [1]."""
+        if torch.compiler.is_compiling():
+            return qparams_where(self, True)
         if not self.seen or bool(self.min_val == self.max_val):
             return self.qparams_of(self.min_val, self.max_val)
         return self.qparams_of(*self.optimal_range())

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
+from pt2e_quant.observers.observe_whole import observe_where, qparams_where
 from pt2e_quant.observers.static.minmax import tensor_range
 
 MOST = 2.0
@@ -57,6 +58,8 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
     ) -> None:
         super().__init__(dtype, qscheme, eps=eps, **kwargs)
 
+    is_traceable = False
+
     def make_statistics(self) -> None:
         """Register the running range."""
         self.require_qscheme(PER_TENSOR)
@@ -68,6 +71,9 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
 
     def forward(self, x_orig: Tensor) -> Tensor:
         """Widen the running range by x_orig, note each sample's maximum; returns x_orig."""
+        if torch.compiler.is_compiling():
+            observe_where(self, x_orig.detach(), True)
+            return x_orig
         x = self.observable(x_orig)
         if x is not None:
             low, high = tensor_range(x, self.ignore_at_or_below)
@@ -107,6 +113,8 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the widened range, both [1]."""
+        if torch.compiler.is_compiling():
+            return qparams_where(self, True)
         margin = self.margin
         scale, zero_point = self.qparams_of(self.min_val * margin, self.max_val * margin)
         is_dead = (self.min_val == 0) & (self.max_val == 0)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.base import ObserverBase
+from pt2e_quant.observers.observe_whole import is_traceable
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 
 
@@ -44,6 +45,11 @@ class RoundedScaleObserver(ObserverBase):
         self.inner.observes_constant = self.observes_constant
         self.inner(x)
         return x
+
+    @property
+    def is_traceable(self) -> bool:  # type: ignore[override]  # as the other's
+        """As of the other observer."""
+        return is_traceable(self.inner)
 
     @property
     def min_val(self) -> Tensor:

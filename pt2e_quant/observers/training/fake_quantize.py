@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, RangeError
 from pt2e_quant.core.recomputation import is_recomputing
+from pt2e_quant.observers.observe_whole import give_size, observe_where, qparams_where
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
 from pt2e_quant.observers.qschemes import PER_TENSOR, is_per_channel
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
@@ -149,11 +150,12 @@ class FakeQuantize(FakeQuantizeBase):
         Copies that average, compiled graphs and other ranks then agree from the start.
         """
         observer = self.activation_post_process
-        for name, value in _UNSEEN.items():
-            if getattr(observer, name, self.scale).numel() == 0:
-                getattr(observer, name).resize_(channels).fill_(value)
-        self.scale.resize_(channels).fill_(1.0)
-        self.zero_point.resize_(channels).zero_()
+        for owner in (observer, self):
+            for name, value in _UNSEEN.items():
+                held = getattr(owner, name, None)
+                if held is not None and (owner is self or held.numel() == 0):
+                    give_size(owner, **{name: (channels,)})
+                    getattr(owner, name).fill_(value)
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """The scale and zero_point that the observer's statistics call for."""
@@ -163,8 +165,10 @@ class FakeQuantize(FakeQuantizeBase):
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
         if torch.compiler.is_compiling():
-            with updates_where(self.observer_enabled[0] == 1, self):
-                self._observe(X)
+            is_on = self.observer_enabled[0] == 1
+            with updates_where(is_on, self):
+                observe_where(self.activation_post_process, X.detach(), is_on)
+                self._keep(*qparams_where(self.activation_post_process, is_on, self))
             return torch.where(self.fake_quant_enabled[0] == 1, self.quantized(X), X)
         if self.is_observing:
             self._observe(X)
@@ -173,10 +177,11 @@ class FakeQuantize(FakeQuantizeBase):
     def _observe(self, X: Tensor) -> None:
         """Show X to the observer, and keep the qparams that it comes to."""
         self.activation_post_process(X.detach())
-        scale, zero_point = self.calculate_qparams()
+        self._keep(*self.calculate_qparams())
+
+    def _keep(self, scale: Tensor, zero_point: Tensor) -> None:
         if self.scale.shape != scale.shape:
-            self.scale.resize_(scale.shape)
-            self.zero_point.resize_(zero_point.shape)
+            give_size(self, scale=scale.shape, zero_point=zero_point.shape)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point)
 
@@ -206,16 +211,23 @@ def updates_where(is_on: Tensor, module: nn.Module) -> Iterator[None]:
         is_on: the flag, one element.
         module: the one that they belong to.
     """
+    # Found beforehand: a compiler does not list the modules of one that has got new tensors.
+    parts = list(module.modules())
     with torch.no_grad():
-        before = {name: held.clone() for name, held in _held(module)}
+        before = [{name: held.clone() for name, held in _held(part)} for part in parts]
         yield
-        for name, held in _held(module):
-            if held.shape == before[name].shape:  # else it had no data yet, and is on
-                held.copy_(torch.where(is_on, held, before[name]))
+        for part, earlier in zip(parts, before, strict=True):
+            for name, held in _held(part):
+                old = earlier.get(name, held)  # what the first data made stays: it tells a shape
+                if held.shape != old.shape:  # the first data gave it its size
+                    old = torch.full_like(held, _UNSEEN.get(name, 0))
+                held.copy_(torch.where(is_on, held, old))
 
 
 def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_buffers(), *module.named_parameters()]
+    """The tensors of one module, without those of its parts."""
+    held = [*module._buffers.items(), *module._parameters.items()]
+    return [(name, tensor) for name, tensor in held if tensor is not None]
 
 
 def _check_range(

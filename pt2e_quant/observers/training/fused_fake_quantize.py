@@ -53,6 +53,9 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
+        is_new = self.is_per_channel and self.activation_post_process.min_val.numel() == 0
+        if is_new and torch.compiler.is_compiling():  # the operator would resize its arguments
+            self.start_channels(X.shape[self.ch_axis])
         if X.dtype is torch.float32 and not is_on_fast_path(X):
             return self._fused(X, self.ch_axis)
         with torch.no_grad():

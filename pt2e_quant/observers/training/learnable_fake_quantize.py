@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, RangeError
+from pt2e_quant.observers.observe_whole import observe_where, qparams_where
 from pt2e_quant.observers.qschemes import SYMMETRIC, is_per_channel
 from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase, updates_where
 
@@ -20,9 +21,9 @@ from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase, update
 class LearnableFakeQuantize(FakeQuantizeBase):
     """Fake-quantize with a trained scale, and a trained zero_point if the qscheme is affine.
 
-    An observer gives both their first values at the first forward pass; until then they are
-    None, so run one batch before the optimizer takes the parameters. Observing and learning
-    exclude each other.
+    An observer gives both their first values at the first forward pass. `prepare_qat_pt2e` makes
+    them beforehand; of a fake-quantize by itself they are None until then, so run one batch before
+    the optimizer takes the parameters. Observing and learning exclude each other.
 
     Args:
         observer: makes the observer.
@@ -39,6 +40,8 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     zero_point: nn.Parameter | None
     learning_enabled: Tensor
     eps: Tensor
+    _is_first: bool = True
+    """No batch has come in since the fake-quantize was made, or a state was loaded."""
 
     def __init__(
         self,
@@ -67,10 +70,23 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         self.register_buffer("learning_enabled", torch.tensor([0], dtype=torch.uint8))
         self.register_buffer("eps", torch.tensor([torch.finfo(torch.float32).eps]))
 
+    def start_channels(self, channels: int) -> None:
+        """Make scale and zero_point before the first batch, for optimizers and compilers.
+
+        The scale is NaN until then, which the first batch replaces whether the fake-quantize
+        observes or not.
+        """
+        device = self.eps.device
+        self._set_qparams(
+            torch.full((channels,), torch.nan, device=device), torch.zeros(channels, device=device)
+        )
+
     @property
     def seen(self) -> bool:
-        """True if scale and zero_point have values."""
-        return self.scale is not None
+        """True if scale and zero_point have values; compiled code takes it for yes."""
+        if self.scale is None or not self._is_first or torch.compiler.is_compiling():
+            return self.scale is not None
+        return not bool(self.scale.isnan().any())
 
     @property
     def _initialized(self) -> bool:
@@ -108,9 +124,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         Raises:
             ConfigError: there was no forward pass yet.
         """
-        if self.scale is None or self.zero_point is None:
+        if not self.seen or self.scale is None or self.zero_point is None:
             raise ConfigError("this LearnableFakeQuantize has seen no data")
-        self.scale.data.clamp_(min=self.eps.item())
+        self.scale.data.copy_(torch.maximum(self.scale.data, self.eps))
         zero_point = self.zero_point.detach().round().clamp(self.quant_min, self.quant_max)
         return self.scale.detach(), zero_point.long()
 
@@ -128,8 +144,9 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         if torch.compiler.is_compiling():
             self._observe_where_on(X)
             return torch.where(self.fake_quant_enabled[0] == 1, self._quantized(X), X)
-        if self.is_observing or self.scale is None:
+        if self.is_observing or not self.seen:
             self._observe(X)
+        self._is_first = False
         return X if self.fake_quant_enabled[0] != 1 else self._quantized(X)
 
     def _observe(self, X: Tensor) -> None:
@@ -141,12 +158,15 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         self._observe(X)
 
     def _observe_where_on(self, X: Tensor) -> None:
-        """Observe without a branch on the flag; what learns does not observe."""
+        """Observe without a branch on the flag; what learns does not observe, once it has begun."""
         if self.scale is None:
             self._make_parameters(X)
-        elif not self.scale.requires_grad:
-            with updates_where(self.observer_enabled[0] == 1, self):
-                self._observe(X)
+        elif self._is_first or not self.scale.requires_grad:
+            is_on = (self.observer_enabled[0] == 1) | self.scale.isnan().any()
+            with updates_where(is_on, self):
+                observe_where(self.activation_post_process, X.detach(), is_on)
+                self._set_qparams(*qparams_where(self.activation_post_process, is_on))
+        self._is_first = False
 
     def _quantized(self, X: Tensor) -> Tensor:
         """X quantized and dequantized by the parameters."""
@@ -174,6 +194,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
                 torch.empty_like(scale, device=self.eps.device),
                 torch.empty_like(zero_point, device=self.eps.device),
             )
+        self._is_first = True  # the state may be of before the first batch
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.qparams import QParams
+from pt2e_quant.observers.observe_whole import qparams_where
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 
 
@@ -71,7 +72,9 @@ def trained_qparams(observer: Any) -> tuple[Tensor, Tensor]:
     if not is_compiling:
         return kept
     # Compiled code cannot branch on the flag: it computes both.
-    return where(observer.fake_quant_enabled[0] == 1, kept, observer.calculate_qparams())
+    is_kept_used = observer.fake_quant_enabled[0] == 1
+    other = qparams_where(observer.activation_post_process, ~is_kept_used, observer)
+    return where(is_kept_used, kept, other)
 
 
 def where(

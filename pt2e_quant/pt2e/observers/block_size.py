@@ -23,6 +23,8 @@ def as_granularity(granularity: Any) -> Granularity:
     Raises:
         ConfigError: there is none of that name.
     """
+    if isinstance(granularity, Granularity):
+        return granularity  # also for compilers, which do not follow its constructors
     match type(granularity).__name__:
         case "PerTensor":
             return PerTensor()
