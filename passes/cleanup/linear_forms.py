@@ -16,6 +16,9 @@ from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
+ROWS = "_rows"
+"""What the name of a weight ends in that is written as a linear's, transposed."""
+
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def products_as_linears(gm: GraphModule) -> PassResult:
@@ -44,7 +47,7 @@ def products_as_linears(gm: GraphModule) -> PassResult:
         assert weight is not None
         name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
         turned_rows = weight.t().contiguous()
-        turned = editor.constant(f"{name}_rows", turned_rows, like=m.anchor)
+        turned = editor.constant(f"{name}{ROWS}", turned_rows, like=m.anchor)
         if (joined := _joined_rows(m["x"])) is None:
             return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
         rows, sizes = joined

@@ -191,6 +191,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 @_in_graph
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """`torch.addmm`; with a transposed weight, and a bias for its rows, it is a linear."""
+    if isinstance(mat2, QuantizedTensor) and mat2.form.axes == (1, 0):
+        if input.dim() == 1 and beta == 1 and alpha == 1:
+            return linear(mat1, mat2.t(), input)
+    note_fallback("addmm", "only products with a transposed matrix have a quantized form")
+    real = [real_values(x) for x in (input, mat1, mat2)]
+    return torch.addmm(*real, beta=beta, alpha=alpha)
+
+
+@_in_graph
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -283,6 +296,8 @@ ATEN[torch.ops.aten.addmm.default] = _product_below
 ATEN[torch.ops.aten.mm.default] = _product_below
 FUNCTIONS[F.linear] = linear
 FUNCTIONS[F.embedding] = embedding
+FUNCTIONS[torch.addmm] = addmm
+FUNCTIONS[Tensor.addmm] = addmm
 FUNCTIONS[Tensor.numpy] = _numpy
 FUNCTIONS[Tensor.__array__] = _array
 FUNCTIONS[Tensor.tolist] = _tolist

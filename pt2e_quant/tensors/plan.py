@@ -1,5 +1,6 @@
 """The plan for a module's weights and their schemes: the graph flow's rules, read for modules."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,28 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.report import Row
 
 Filter = Callable[[nn.Module, str], bool]
 INT8_STATIC = Scheme(name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 KINDS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
-"""Modules whose functions take quantized weights."""
+"""Modules of torch whose functions take quantized weights."""
+
+
+def holds_transposed(module: nn.Module) -> bool:
+    """True for a linear that holds its weight as [in, out]: `Conv1D` of transformers, as in GPT-2.
+
+    It multiplies by `torch.addmm`. A model with one has imported its class.
+    """
+    found = sys.modules.get("transformers.pytorch_utils")
+    return found is not None and isinstance(module, found.Conv1D)
+
+
+def is_known(module: nn.Module) -> bool:
+    """True if a module's function takes a quantized weight."""
+    return isinstance(module, KINDS) or holds_transposed(module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +89,7 @@ def as_scheme(scheme: str | Scheme) -> Scheme:
 
 def is_linear(module: nn.Module, path: str) -> bool:
     """The filter there is by default."""
-    return isinstance(module, nn.Linear)
+    return isinstance(module, nn.Linear) or holds_transposed(module)
 
 
 def places_of(
@@ -103,13 +119,44 @@ def places_of(
     book = _Book(root, rules)
     found = []
     for path, module in root.named_modules():
-        if not isinstance(module, KINDS):
+        if not is_known(module):
             continue
         rule = book.rule_for(path)
         wanted = rule.scheme if rule is not None else scheme if chosen(module, path) else None
         if wanted is not None:
             found.append(Place(path=path, module=module, scheme=aligned(wanted, module)))
     return found
+
+
+def floats_beside(root: nn.Module, names: Iterable[str]) -> list[Row]:
+    """Rows of the float parameters with two axes or more that nothing asked for.
+
+    Args:
+        root: the module, quantized.
+        names: of the weights that have a row.
+
+    Returns:
+        One row for each, with the reason; tied ones by their first name.
+    """
+    asked = set(names)
+    named = dict(root.named_parameters(remove_duplicate=False))
+    done = {id(named[name]) for name in asked if name in named}
+    rows = []
+    for name, value in named.items():
+        is_matrix = value.dim() >= 2 and value.is_floating_point()
+        if not is_matrix or isinstance(value, QuantizedTensor) or id(value) in done:
+            continue
+        done.add(id(value))
+        path, _, leaf = name.rpartition(".")
+        owner = root.get_submodule(path)
+        kind = type(owner).__name__
+        if leaf == "weight" and is_known(owner):
+            reason = f"{kind}: a rule or the filter leaves it out; the default filter takes linears"
+        else:
+            reason = f"{kind}.{leaf}: what {kind} computes is not known; try its graph"
+        size = value.numel() * value.element_size()
+        rows.append(Row(name=name, bytes_before=size, bytes_after=size, reason=reason))
+    return rows
 
 
 def aligned(scheme: Scheme, module: nn.Module) -> Scheme:

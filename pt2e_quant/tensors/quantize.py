@@ -6,35 +6,38 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.errors import CalibrationError, ConfigError, Pt2eQuantError, Pt2eQuantWarning
-from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
-from pt2e_quant.flow.annotate.groups import Group
-from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.flow.annotate.rules import QuantRule
 from pt2e_quant.flow.calibrate.calibrate import calibrate, check_batches
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, pick_inputs
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.flow.prepare.make_observer import make_observer
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
-from pt2e_quant.graph.op_table import Slot
-from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.cleanup.linear_forms import ROWS
+from pt2e_quant.tensors.calibrate_inputs import Calibrated, calibrated
 from pt2e_quant.tensors.export_batches import export_batches
-from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
-from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of
+from pt2e_quant.tensors.function_ranges import install_functions
+from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of, turned
 from pt2e_quant.tensors.graphs.load_graph import load_graph, quantized_names
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.layouts.table import layout_named
-from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
+from pt2e_quant.tensors.plan import (
+    Filter,
+    Place,
+    as_scheme,
+    floats_beside,
+    holds_transposed,
+    places_of,
+    why_not,
+)
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, as_parameter
 from pt2e_quant.tensors.report import EagerReport, Row
-from pt2e_quant.tensors.run_batches import run_batches, watch_input
 
 _OR_LEAVE_IT = "leave it out by the filter or a rule, or give strict=False to keep it float"
 
@@ -77,7 +80,7 @@ def quantize_(
             and a row in the report.
 
     Returns:
-        What became of each weight.
+        What became of each weight; `others` has the parameters that nothing asked for.
 
     Raises:
         ConfigError: a scheme, rule or layout does not fit; names the module.
@@ -100,7 +103,7 @@ def quantize_(
         picked = [pick_inputs(batch, inputs) for batch in batches or ()]
         picked = [batch for batch in picked if _has_rows(batch)]
         return _by_graph(module, places, algorithms, picked, layout, search, strict=strict)
-    found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
+    found = calibrated(module, places, chosen, batches, inputs, functions=functions)
     report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
     try:
         for place in places:
@@ -108,21 +111,10 @@ def quantize_(
     except BaseException:
         how.undo()  # a module that is quantized in part is of no use
         raise
+    report.others = floats_beside(module, (row.name for row in report.rows))
     if isinstance(chosen, Scheme) and functions:
         install_functions(module, found.functions)
     return report
-
-
-class _Calibrated:
-    """The result of calibration: the qparams of inputs by path, and of functions.
-
-    No batch has called the modules of the paths in `unreached`.
-    """
-
-    def __init__(self) -> None:
-        self.inputs: dict[str, tuple[Tensor, Tensor]] = {}
-        self.unreached: set[str] = set()
-        self.functions: FunctionRanges | None = None
 
 
 class _How:
@@ -131,7 +123,7 @@ class _How:
     def __init__(
         self,
         module: nn.Module,
-        found: _Calibrated,
+        found: Calibrated,
         layout: str,
         search: str | None,
         *,
@@ -158,8 +150,9 @@ class _How:
                 raise CalibrationError(reason, fix=f"give data that runs it, {_OR_LEAVE_IT}")
         if not reason:
             try:
+                upright = old.t() if holds_transposed(place.module) else old
                 tensor = QuantizedTensor.from_float(
-                    old, scheme, input=place.scheme.input, search=search_of(self.search)
+                    upright, scheme, input=place.scheme.input, search=search_of(self.search)
                 )
             except Pt2eQuantError as error:
                 reason = str(error)
@@ -210,6 +203,8 @@ def put_in_place(
         made = tensor if tensor.is_meta else tensor.to_layout(layout)
     except ConfigError as error:
         raise ConfigError(f'"{place.name}": {error}') from error
+    if holds_transposed(place.module) and made.form.is_upright:
+        made = turned(made)
     # Codes are not trained; `training.quantize_parameters` makes parameters that are.
     new = as_parameter(made, requires_grad=False)
     for owner, leaf in holders:
@@ -286,79 +281,16 @@ def with_input(tensor: QuantizedTensor, scale: Tensor, zero_point: Tensor) -> Qu
     return tensor.like(parts, tensor.form)
 
 
-def _calibrated(
-    module: nn.Module,
-    places: Sequence[Place],
-    scheme: Scheme | None,
-    batches: list[Any] | None,
-    inputs: InputPick | None,
-    *,
-    functions: bool,
-) -> _Calibrated:
-    """Observe the inputs of modules with static activations, and functions if asked to."""
-    made = _Calibrated()
-    static = [p for p in places if p.scheme.input is not None and not p.scheme.input.is_dynamic]
-    if not static and not functions:
-        return made
-    if not batches:
-        what = f'"{static[0].path}"' if static else "functions"
-        raise CalibrationError(
-            f"static activations of {what} need calibration data",
-            fix="quantize_(…, calibration_data=batches), or a dynamic scheme",
-        )
-    observers = {place.path: _observer(place.scheme.input) for place in static}
-    hooks = [watch_input(p.module, p.path, observers[p.path]) for p in static]
-    ranges = FunctionRanges.of(module, scheme) if functions else None
-    try:
-        run_batches(module, batches, inputs, ranges)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for path, observer in observers.items():
-        if has_seen(observer):
-            made.inputs[path] = _static_qparams(observer, path)
-        else:
-            made.unreached.add(path)
-    made.functions = ranges
-    return made
-
-
-def _observer(scheme: TensorScheme | None) -> Any:
-    assert scheme is not None  # of a static place
-    slot = Slot(at="x", role=Role.INPUT, accepts=(scheme,))
-    return make_observer(Group(0, ObserverChoice().spec(slot, scheme)), {})
-
-
-def has_seen(observer: Any) -> bool:
-    """True if an observer of activations has seen data."""
-    is_empty = hasattr(observer, "min_val") and observer.min_val.numel() == 0
-    return getattr(observer, "seen", None) is not False and not is_empty
-
-
-def _static_qparams(observer: Any, path: str) -> tuple[Tensor, Tensor]:
-    try:
-        return _qparams_of(observer)
-    except CalibrationError as error:
-        raise type(error)(f'the input of "{path}": {error.what}', fix=error.fix) from error
-
-
-def _qparams_of(observer: Any) -> tuple[Tensor, Tensor]:
-    if hasattr(observer, "block_qparams"):
-        found = observer.block_qparams(1).scale
-        return found.real().reshape(1), torch.zeros(1, dtype=torch.int32)
-    qparams = qparams_of(observer)
-    return qparams.scale.reshape(1), qparams.zero_point.reshape(1)
-
-
 def _has_rows(batch: Any) -> bool:
     """False for the empty batch that some loaders end with: no graph is exported for it."""
     return all(x.numel() for x in pytree.tree_leaves(batch) if isinstance(x, Tensor))
 
 
-def _names_of(module: nn.Module, weight: Tensor) -> set[str]:
-    """Every name of a weight; a graph has one of those of a shared module."""
+def _names_of(module: nn.Module, place: Place) -> set[str]:
+    """Every name that a graph may have for a weight; it has one of those of a shared module."""
     named = module.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if parameter is weight}
+    end = ROWS if holds_transposed(place.module) else ""
+    return {f"{name}{end}" for name, parameter in named if parameter is place.weight}
 
 
 def _by_graph(
@@ -378,7 +310,7 @@ def _by_graph(
             fix="quantize_(…, calibration_data=batches)",
         )
     before = {place.name: place.weight for place in places}
-    names = {place.name: _names_of(module, place.weight) for place in places}
+    names = {place.name: _names_of(module, place) for place in places}
     schemes = {name: place.scheme for place in places for name in names[place.name]}
     quantizer = SchemeQuantizer(schemes, search_of(search), keeps_weights=True)
     prepared = prepare_pt2e(export_batches(module, batches), quantizer, algorithms=algorithms)
@@ -396,4 +328,5 @@ def _by_graph(
         assert isinstance(tensor, QuantizedTensor)  # the graph has it
         own = holders_of(module)[tensor]
         report.rows.append(put_in_place(own, place, before[place.name], tensor, layout))
+    report.others = floats_beside(module, (row.name for row in report.rows))
     return report

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+_SHOWN = 3
+"""How many names of weights that stay float for one reason are printed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -29,6 +32,8 @@ class EagerReport:
     """One row for each weight that was looked at, in the order of modules."""
 
     rows: list[Row] = field(default_factory=list)
+    others: list[Row] = field(default_factory=list)
+    """Float parameters of two axes and more that nothing asked for, with the reason."""
 
     @property
     def quantized(self) -> list[Row]:
@@ -45,4 +50,12 @@ class EagerReport:
         after = sum(row.bytes_after for row in self.quantized)
         head = f"{len(self.quantized)} weights quantized: {before:,} -> {after:,} bytes"
         lines = [f"  {row.name}: stays float, {row.reason}" for row in self.floats]
+        reasons = dict[str, list[str]]()
+        for row in self.others:
+            reasons.setdefault(row.reason, []).append(row.name)
+        lines += [
+            f"  {len(names)} not asked for ({reason}): {', '.join(names[:_SHOWN])}"
+            + (", …" if len(names) > _SHOWN else "")
+            for reason, names in reasons.items()
+        ]
         return "\n".join([head, *lines])

@@ -22,12 +22,12 @@ from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize, FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
+from pt2e_quant.tensors.calibrate_inputs import has_seen
 from pt2e_quant.tensors.form import scheme_from_json, scheme_to_json
-from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
+from pt2e_quant.tensors.plan import Filter, Place, as_scheme, holds_transposed, places_of, why_not
 from pt2e_quant.tensors.quantize import (
     Holders,
     check_layout,
-    has_seen,
     holders_of,
     put_in_place,
     with_input,
@@ -126,7 +126,10 @@ def prepare_qat_(
     if not places:
         raise ConfigError("no module is to be quantized", fix="give a filter that takes some")
     for place in places:
-        if reason := why_not(place):
+        reason = why_not(place)
+        if holds_transposed(place.module):
+            reason = "its weight is held transposed: train its graph (pq.prepare_qat_pt2e)"
+        if reason:
             raise ConfigError(
                 f'"{place.name}" cannot be quantized: {reason}', fix="leave it out by the filter"
             )

@@ -24,8 +24,8 @@ from pt2e_quant.flow.annotate.check_specs import (
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.prepare.input_check import install_input_check
 from pt2e_quant.flow.prepare.insert_observers import insert_observers, may_hold
+from pt2e_quant.flow.prepare.note_folded import constants_read, note_folded
 from pt2e_quant.flow.prepare.prepared import (
-    FOLDED_KEY,
     PREPARED_KEY,
     PreparedState,
     prepared_graphs,
@@ -267,9 +267,9 @@ def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
 def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
-        names = _constants_read(gm)
+        constants = constants_read(gm)
         records = run_passes(gm, _passes(options, quantizer))
-        gm.meta[FOLDED_KEY] = names - _constants_read(gm)
+        note_folded(gm, constants)
         gm = _transformed(gm, quantizer)
         taken = (
             remove_training_ops(gm, expands=options.as_torchao)
@@ -307,10 +307,6 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         owner, _, leaf = body.name.rpartition(".")
         setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, options))
     return gm
-
-
-def _constants_read(gm: GraphModule) -> frozenset[str]:
-    return frozenset(str(n.target) for n in gm.graph.nodes if n.op == "get_attr" and n.users)
 
 
 def _run_without_data(gm: GraphModule, options: _Options) -> None:

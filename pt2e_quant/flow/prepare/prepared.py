@@ -60,6 +60,9 @@ class HeldConstant:
 FOLDED_KEY = "pt2e_quant_folded"
 """Key in a graph's `meta` of the names of constants that others took in, such as batch norms'."""
 
+REWRITTEN_KEY = "pt2e_quant_rewritten"
+"""Key in a graph's `meta` of the names of constants that have taken in others, or a factor."""
+
 HALF_CONVERTED = "half converted"
 """Replaces a graph's PreparedState when its convert is interrupted (by Ctrl-C)."""
 

@@ -16,7 +16,7 @@ from pt2e_quant.tensors.files.save_files import KEY, to_plain_tensors
 from pt2e_quant.tensors.form import form_from_text, scheme_from_json, scheme_to_json
 from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
-from pt2e_quant.tensors.plan import Filter, as_scheme
+from pt2e_quant.tensors.plan import Filter, as_scheme, is_linear
 from pt2e_quant.tensors.quantize import quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import empty_parts
@@ -203,7 +203,7 @@ def _quantizer_class() -> type[Any]:
 def _linears_outside(skipped: list[str]) -> Filter:
     def takes(module: nn.Module, path: str) -> bool:
         inside = any(path == s or path.startswith(f"{s}.") for s in skipped)
-        return isinstance(module, nn.Linear) and not inside
+        return is_linear(module, path) and not inside
 
     return takes
 

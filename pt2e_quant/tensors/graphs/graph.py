@@ -32,6 +32,7 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.graph.ops import is_call
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.cleanup.linear_forms import ROWS, products_as_linears
 from pt2e_quant.tensors.graphs.stored_observers import (
     FoldedWeightError,
     StoredObserver,
@@ -51,11 +52,24 @@ def quantized_weights(module: nn.Module) -> dict[str, QuantizedTensor]:
     return {name: value for name, value in named if isinstance(value, QuantizedTensor)}
 
 
+def is_turned(tensor: QuantizedTensor) -> bool:
+    """True if code sees a matrix as [in, out], whose rows were quantized."""
+    return tensor.form.axes == (1, 0)
+
+
+def turned(tensor: QuantizedTensor) -> QuantizedTensor:
+    """A matrix with its axes the other way round, of the same codes."""
+    made = tensor.t()
+    assert isinstance(made, QuantizedTensor)
+    return made
+
+
 @contextlib.contextmanager
 def real_weights(module: nn.Module) -> Iterator[dict[str, QuantizedTensor]]:
     """Within it, the quantized parameters of a module are float ones of the same real values.
 
-    Tied ones stay tied. Gives the quantized ones by name.
+    Tied ones stay tied. Gives the quantized ones by the name that a graph has for them: those of
+    linears that hold their weight transposed are written as rows.
     """
     found = quantized_weights(module)
     made: dict[int, nn.Parameter] = {}
@@ -64,7 +78,10 @@ def real_weights(module: nn.Module) -> Iterator[dict[str, QuantizedTensor]]:
             made[id(tensor)] = nn.Parameter(tensor.dequantize().detach(), tensor.requires_grad)
         _set(module, name, made[id(tensor)])
     try:
-        yield found
+        yield {
+            f"{name}{ROWS}" if is_turned(t) else name: turned(t) if is_turned(t) else t
+            for name, t in found.items()
+        }
     finally:
         for name, tensor in found.items():
             _set(module, name, tensor)
@@ -94,6 +111,12 @@ class SchemeQuantizer(Quantizer):
         self.schemes = dict(schemes)
         self.keeps_weights = keeps_weights
         self.choice = ObserverChoice(search=search)
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Write products by a transposed weight as linears, where a scheme is for such rows."""
+        if any(name.endswith(ROWS) for name in self.schemes):
+            products_as_linears(model)
+        return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every linear, convolution and embedding that reads one of the weights."""

@@ -40,11 +40,13 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
-from pt2e_quant.flow.prepare.prepared import FOLDED_KEY
+from pt2e_quant.flow.prepare.prepared import FOLDED_KEY, REWRITTEN_KEY
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.ops import is_call
+from pt2e_quant.passes.cleanup.linear_forms import ROWS
 from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.graphs.graph import turned
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 _ACTIVATION_KINDS: dict[QdqKind | None, Granularity] = {
@@ -79,30 +81,36 @@ def load_graph(module: nn.Module, gm: GraphModule) -> list[str]:
         if source is None:
             continue
         name = float_name(source)
+        is_turned = name not in parameters and name.removesuffix(ROWS) in parameters
+        name = name.removesuffix(ROWS) if is_turned else name
         if name not in parameters:
             raise ConfigError(
                 f'the graph quantizes "{name}", which is no parameter of this module',
                 fix="load it into the module that was exported",
             )
         if name not in found:
-            found[name] = _tensor_of(gm, node, source)
+            tensor = _tensor_of(gm, node, source)
+            found[name] = turned(tensor) if is_turned else tensor
     _set_all(module, parameters, found)
     _load_floats(gm, parameters, found)
     return sorted(found)
 
 
 def _refuse_folded(gm: GraphModule, parameters: dict[str, nn.Parameter]) -> None:
-    """Refuse a graph whose weights have taken in parameters that the module still applies."""
+    """Refuse a graph whose weights have taken in what the module still applies to them."""
+    rewritten = sorted(set(gm.meta.get(REWRITTEN_KEY, ())) & parameters.keys())
+    if not rewritten:
+        return
     folded = sorted(set(gm.meta.get(FOLDED_KEY, ())) & parameters.keys())
     read = {id(parameters[n]) for n in _names_read(gm) if n in parameters}
     lost = [name for name in folded if id(parameters[name]) not in read]
-    if lost:
-        raise ConfigError(
-            f'the graph has folded "{lost[0]}" into the weights around it, and this module would '
-            "apply it once more",
-            fix="fold it in the module before the export "
-            "(torch.nn.utils.fusion.fuse_conv_bn_eval), or quantize_(…, algorithms=[…]) instead",
-        )
+    what = f'"{lost[0]}"' if lost else "what the module computes of it"
+    raise ConfigError(
+        f'the graph has folded {what} into "{rewritten[0]}", and this module would apply it once '
+        "more",
+        fix="fold it in the module before the export "
+        "(torch.nn.utils.fusion.fuse_conv_bn_eval), or quantize_(…, algorithms=[…]) instead",
+    )
 
 
 def _names_read(gm: GraphModule) -> set[str]:

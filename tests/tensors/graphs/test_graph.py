@@ -342,7 +342,10 @@ def test_graph_when_the_module_computes_with_a_weight_then_its_codes_follow():
     torch.manual_seed(0)
     model = Tripled(128, 16).eval()
     quantize_(model, "w4_g32", layout="plain")
-    torch.testing.assert_close(to_graph(model, (X,))(X), model(X), rtol=1e-4, atol=1e-4)
+    graph = to_graph(model, (X,))
+    torch.testing.assert_close(graph(X), model(X), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"what the module computes of it.*once more"):
+        load_graph(model, graph)  # the weight would be tripled twice
 
 
 READERS = {
