@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from pt2e_quant.core.arguments import check_number, found_text
-from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named, near
 from pt2e_quant.training.optimizers.states import (
     StateFormat,
     block_for,
@@ -24,6 +24,9 @@ from pt2e_quant.training.optimizers.states import (
     signed_format,
 )
 from pt2e_quant.training.rounding import Rounding, to_bfloat16
+
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+"""Options of torch's optimizers that say how a step is computed."""
 
 
 class LowBitOptimizer(Optimizer):
@@ -147,9 +150,10 @@ class LowBitAdamW(LowBitOptimizer):
         amsgrad: must be False.
         maximize: climb instead.
         rounding: of bfloat16 parameters, "nearest" or "stochastic".
+        of_torch: torch's foreach, fused, capturable and differentiable, which must be off.
 
     Raises:
-        ConfigError: an option has a value that it cannot have.
+        ConfigError: an option has a value that it cannot have, or there is no such option.
     """
 
     def __init__(
@@ -163,7 +167,9 @@ class LowBitAdamW(LowBitOptimizer):
         *,
         maximize: bool = False,
         rounding: str = "nearest",
+        **of_torch: object,
     ) -> None:
+        _check_ways(**of_torch)
         if amsgrad:
             raise ConfigError("AdamW of few bits keeps no third state", fix="amsgrad=False")
         _check_at_least_0(lr=lr, eps=eps, weight_decay=weight_decay)
@@ -220,9 +226,10 @@ class LowBitSGD(LowBitOptimizer):
         nesterov: look ahead by the momentum.
         maximize: climb instead.
         rounding: of bfloat16 parameters, "nearest" or "stochastic".
+        of_torch: torch's foreach, fused, capturable and differentiable, which must be off.
 
     Raises:
-        ConfigError: an option has a value that it cannot have.
+        ConfigError: an option has a value that it cannot have, or there is no such option.
     """
 
     def __init__(
@@ -236,7 +243,9 @@ class LowBitSGD(LowBitOptimizer):
         *,
         maximize: bool = False,
         rounding: str = "nearest",
+        **of_torch: object,
     ) -> None:
+        _check_ways(**of_torch)
         _check_at_least_0(lr=lr, momentum=momentum, weight_decay=weight_decay)
         check_number("dampening", dampening, least=-math.inf)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -278,6 +287,19 @@ class SGD4bit(LowBitSGD):
 def _check_at_least_0(**options: float | Tensor) -> None:
     for name, value in options.items():
         check_number(name, value, least=0)
+
+
+def _check_ways(**options: object) -> None:
+    """Refuse torch's other ways to step: parameters go one by one here, in eager code."""
+    for name, value in options.items():
+        if name not in _WAYS:
+            raise ConfigError(f'there is no option "{name}": {near(name, _WAYS)}')
+        if value:
+            raise ConfigError(
+                f"an optimizer of few bits steps on one parameter after the other, found {name}="
+                f"{value}",
+                fix=f"leave {name} out",
+            )
 
 
 def _check_betas(betas: object) -> None:

@@ -1,6 +1,7 @@
 """An optimizer that steps on copies of parameters: in another precision, or on the CPU."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -51,7 +52,25 @@ class MasterWeightOptimizer(Optimizer):
         own = [group | {"params": [copies[p] for p in group["params"]]} for group in groups]
         self.inner = optimizer_class(own, **options)
         self.copies = copies
+        self.copy = copy
         super().__init__(groups, self.inner.defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        more = {"inner": self.inner, "copies": self.copies, "copy": self.copy}
+        return super().__getstate__() | more
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with options of its own, and copies of them.
+
+        Raises:
+            ValueError: a parameter is in another group already; torch says so.
+        """
+        super().add_param_group(param_group)
+        if len(self.param_groups) <= len(self.inner.param_groups):
+            return  # the constructor's own
+        group = self.param_groups[-1]
+        self.copies |= {param: self.copy(param) for param in group["params"]}
+        self.inner.add_param_group(group | {"params": [self.copies[p] for p in group["params"]]})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -141,22 +160,36 @@ def with_master_weights(
     start = _start_values(module, values or {})
     place = None if device is None else torch.device(device)
 
-    def copy(param: Tensor) -> Tensor:
-        if param in start:
-            real = start[param]
-        else:
-            real = real_values(param.detach())
-        where = place or param.device
-        is_stored = isinstance(getattr(param, "_local_tensor", param), QuantizedTensor)
-        if not is_stored and (param.dtype, param.device) == (dtype, where) and param not in start:
-            return param
-        return nn.Parameter(real.to(where, dtype, copy=True), requires_grad=True)
-
     if isinstance(module, nn.Module):
         groups = [{"params": [p for p in module.parameters() if p.requires_grad]}]
     else:
         groups = [_group(group) for group in module]
-    return MasterWeightOptimizer(optimizer_class, groups, copy, options)
+    return MasterWeightOptimizer(optimizer_class, groups, _Copy(start, dtype, place), options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Makes the copies of parameters; a class, so that the optimizer can be pickled.
+
+    Args:
+        start: what copies of some parameters start from.
+        dtype: of the copies.
+        place: where they are; with their parameter if None.
+    """
+
+    start: dict[Tensor, Tensor]
+    dtype: torch.dtype
+    place: torch.device | None
+
+    def __call__(self, param: Tensor) -> Tensor:
+        """A parameter's copy; the parameter itself if none is needed."""
+        given = self.start.get(param)
+        where = self.place or param.device
+        is_stored = isinstance(getattr(param, "_local_tensor", param), QuantizedTensor)
+        if not is_stored and given is None and (param.dtype, param.device) == (self.dtype, where):
+            return param
+        real = real_values(param.detach()) if given is None else given
+        return nn.Parameter(real.to(where, self.dtype, copy=True), requires_grad=True)
 
 
 def _check_arguments(

@@ -132,3 +132,27 @@ def test_optimizer_when_a_scheduler_sets_lr_then_it_counts():
 def test_state_bytes_when_given_no_optimizer_then_error_says_what_it_takes(wrong) -> None:
     with pytest.raises(ConfigError, match=f"an optimizer, found {type(wrong).__name__}"):
         state_bytes(wrong)
+
+
+@pytest.mark.parametrize("optimizer_class", [pair[0] for pair in PAIRS])
+@pytest.mark.parametrize("way", ["foreach", "fused", "capturable", "differentiable"])
+def test_options_of_torchs_steps_when_given_then_taken_off_and_refused_on(optimizer_class, way):
+    weights = [nn.Parameter(torch.randn(64, 128))]
+    optimizer_class(weights, lr=0.1, **{way: False})
+    with pytest.raises(ConfigError, match=f"leave {way} out"):
+        optimizer_class(weights, lr=0.1, **{way: True})
+    with pytest.raises(ConfigError, match='no option "weight_decays"'):
+        optimizer_class(weights, lr=0.1, weight_decays=0.1)
+
+
+@pytest.mark.parametrize("optimizer_class", [pair[0] for pair in PAIRS])
+def test_odd_parameters_when_stepped_then_trained_or_left(optimizer_class):
+    shapes = ((), (0, 4), (64, 128))
+    scalar, empty, unused = (nn.Parameter(torch.ones(shape)) for shape in shapes)
+    optimizer = optimizer_class([scalar, empty, unused], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (scalar * 2 + empty.sum()).backward()
+        optimizer.step()
+    assert scalar < 1
+    assert torch.equal(unused, torch.ones(64, 128))

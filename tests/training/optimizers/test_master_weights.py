@@ -120,3 +120,36 @@ def test_with_cpu_offload_when_stepped_then_equal_and_states_are_on_the_cpu():
     assert state_bytes(optimizer) > 0
     kept = [v for state in optimizer.state.values() for v in state.values()]
     assert {value.device.type for value in kept} == {"cpu"}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_group_when_added_later_then_its_parameters_train_by_its_options(stored):
+    model = net(torch.float32 if stored else torch.bfloat16)
+    if stored:
+        quantize_parameters(model, "w8")
+    first, second = ([*part.parameters()] for part in (model[0], model[2]))
+    optimizer = with_master_weights(ADAM, [{"params": first}], lr=1e-2)
+    step(model, optimizer)
+    optimizer.add_param_group({"params": second, "lr": 0.0})
+    before = [p.detach().clone() for p in second]
+    step(model, optimizer)
+    assert all(torch.equal(p, old) for p, old in zip(second, before, strict=True))
+    optimizer.param_groups[1]["lr"] = 0.1
+    step(model, optimizer)
+    assert not any(torch.equal(p, old) for p, old in zip(second, before, strict=True))
+    assert len(optimizer.state) == 4
+
+
+def test_optimizer_when_copied_or_pickled_with_its_model_then_both_train_on(tmp_path):
+    model = net(torch.bfloat16)
+    optimizer = with_master_weights(ADAM, model, lr=1e-2)
+    step(model, optimizer)
+    torch.save((model, optimizer), tmp_path / "both.pt")
+    pairs = (
+        copy.deepcopy((model, optimizer)),
+        torch.load(tmp_path / "both.pt", weights_only=False),
+    )
+    step(model, optimizer, 2)
+    for other, own in pairs:
+        step(other, own, 2)
+        assert torch.equal(other[0].weight, model[0].weight)
