@@ -18,7 +18,7 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.exporting import call_exported, emit_values, is_traced_by_export
 from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
 from pt2e_quant.tensors.kept_for_backward import call_with_aliases
-from pt2e_quant.tensors.kernels.fallbacks import note_fallback
+from pt2e_quant.tensors.kernels.fallbacks import note_operator
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.values import (
     Parts,
@@ -376,7 +376,7 @@ class _Dequantize(torch.autograd.Function):
 
 def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Do an operation on real values and record it."""
-    note_fallback(str(func), "it has no quantized form")
+    note_operator(func)
     only = torch.utils._pytree.tree_map_only
     real_args, real_kwargs = only(QuantizedTensor, _real, (args, kwargs))
     found = func(*real_args, **real_kwargs)

@@ -5,6 +5,7 @@ import copy
 import peft
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn import functional as F
@@ -258,3 +259,18 @@ def test_to_when_any_function_keeps_the_weight_then_works(function):
 def test_module_when_traced_by_torchscript_then_refused(layout):
     with pytest.raises(UnsupportedError, match=r"(?s)torch\.jit\.trace cannot hold.*torch\.export"):
         torch.jit.trace(net("w8", layout=layout), (X,))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_collective_on_a_quantized_tensor_then_refused_before_it_reads_memory(scheme, tmp_path):
+    model = Net().eval()
+    quantize_(model, scheme, layout="plain")
+    weight = model.first.weight.detach()
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        for collective in (dist.broadcast, dist.scatter):
+            with pytest.raises(UnsupportedError, match="training.quantize_parameters"):
+                collective(weight, *(([weight],) if collective is dist.scatter else (0,)))
+    finally:
+        dist.destroy_process_group()

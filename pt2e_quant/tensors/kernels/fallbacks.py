@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from pt2e_quant.core.errors import UnsupportedError
 
@@ -43,6 +44,22 @@ def note_fallback(op: str, reason: str) -> None:
             fix="call dequantize() where real values are meant, or leave strict()",
         )
     _RECORD[op, reason] += 1
+
+
+def note_operator(func: Any) -> None:
+    """Record that an operator works on real values.
+
+    Raises:
+        UnsupportedError: under `strict`; or it is a collective, which goes on writing into memory
+            after it has returned, where real values of a quantized tensor do not live so long.
+    """
+    if func.namespace == "c10d":
+        raise UnsupportedError(
+            f"{func} is not done on a quantized tensor",
+            fix="shard the float module first and quantize on each rank what it holds, train it "
+            "by training.quantize_parameters, or communicate dequantize()",
+        )
+    note_fallback(str(func), "it has no quantized form")
 
 
 def fallbacks() -> dict[tuple[str, str], int]:
