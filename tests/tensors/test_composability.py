@@ -270,7 +270,7 @@ def test_collective_on_a_quantized_tensor_then_refused_before_it_reads_memory(sc
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         for collective in (dist.broadcast, dist.scatter):
-            with pytest.raises(UnsupportedError, match="training.quantize_parameters"):
+            with pytest.raises(UnsupportedError, match=r"training\.quantize_parameters"):
                 collective(weight, *(([weight],) if collective is dist.scatter else (0,)))
     finally:
         dist.destroy_process_group()

@@ -56,8 +56,8 @@ def note_operator(func: Any) -> None:
     if func.namespace == "c10d":
         raise UnsupportedError(
             f"{func} is not done on a quantized tensor",
-            fix="shard the float module first and quantize on each rank what it holds, train it "
-            "by training.quantize_parameters, or communicate dequantize()",
+            fix="training.quantize_parameters makes parameters that are sharded; or communicate "
+            "dequantize()",
         )
     note_fallback(str(func), "it has no quantized form")
 
