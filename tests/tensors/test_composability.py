@@ -262,7 +262,7 @@ def test_module_when_traced_by_torchscript_then_refused(layout):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_collective_when_on_a_quantized_tensor_then_refused_before_it_reads_memory(scheme, tmp_path):
+def test_collective_when_on_a_quantized_tensor_then_refused_in_time(scheme, tmp_path):
     model = Net().eval()
     quantize_(model, scheme, layout="plain")
     weight = model.first.weight.detach()
