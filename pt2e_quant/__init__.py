@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.tuned import Tuned as Tuned
     from pt2e_quant.analysis.write_page import write_page as write_page
     from pt2e_quant.backends.artifact import Artifact as Artifact
-    from pt2e_quant.backends.parity import Parity as Parity
     from pt2e_quant.backends.parity import verify_parity as verify_parity
+    from pt2e_quant.backends.parity_table import Parity as Parity
     from pt2e_quant.backends.profile import Profile as Profile
     from pt2e_quant.backends.target.backend import Backend as Backend
     from pt2e_quant.backends.target.recipe_file import RecipeFile as RecipeFile
@@ -232,7 +232,7 @@ _FILES = {
     "compare": "pt2e_quant.analysis.compare",
     "evaluate": "pt2e_quant.analysis.evaluate",
     "sensitivity": "pt2e_quant.analysis.sensitivity",
-    "Parity": "pt2e_quant.backends.parity",
+    "Parity": "pt2e_quant.backends.parity_table",
     "verify_parity": "pt2e_quant.backends.parity",
     "Profile": "pt2e_quant.backends.profile",
     "profile": "pt2e_quant.analysis.profile",
