@@ -137,6 +137,25 @@ def pool_in_float(graph: ir.Graph) -> int:
     return changed
 
 
+def quantize_behind_pool(graph: ir.Graph) -> int:
+    """Put a Sum of one tensor, which copies it, between a MaxPool in float and its quantize.
+
+    ONNX Runtime 1.32 (QDQPropagationTransformer) moves the quantize in front of the pool, which is
+    slow in integers with channels first, as they are behind a float convolution.
+
+    Before:  Conv -> MaxPool -> q
+    After:   Conv -> MaxPool -> Sum -> q
+    """
+    changed = 0
+    for node in [n for n in graph if n.op_type == "MaxPool"]:
+        output = node.outputs[0]
+        is_read = any(use.node.op_type == "QuantizeLinear" for use in output.uses())
+        if is_read and read_dequantize(node.inputs[0]) is None:
+            put_sum_behind(output)
+            changed += 1
+    return changed
+
+
 def keep_layer_norm(graph: ir.Graph) -> int:
     """Write the addition in front of a LayerNormalization as Sum.
 

@@ -22,6 +22,7 @@ from pt2e_quant.backends.onnx.rewrites.guide_fusions import (
     keep_layer_norm,
     keep_weights_float,
     pool_in_float,
+    quantize_behind_pool,
     relu_as_max,
     widen_bias,
 )
@@ -200,6 +201,7 @@ _LAST: tuple[Rewrite, ...] = (
     integer_bias,
     relu_as_max,
     pool_in_float,
+    quantize_behind_pool,
     keep_weights_float,
     keep_layer_norm,
     drop_reshapes,
