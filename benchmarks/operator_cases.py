@@ -172,6 +172,10 @@ def _images() -> Iterator[Case]:
                 yield _conv(channels, (side, side), kernel)
         for kernel in ((1, 1), (5, 5)):
             yield _conv(32, (side, side), kernel)
+        for kernel in ((1, 1), (3, 3), (5, 5)):
+            yield _conv(8, (side, side), kernel)
+        for kernel in ((5, 5), (7, 7)):
+            yield _conv(16, (side, side), kernel)
         for kernel in ((1, 1), (3, 3), (5, 5), (7, 7)):
             yield _conv(64, (side, side), kernel, groups=64)
         yield _conv(64, (side, side), (3, 3), groups=4)

@@ -18,8 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
-from pt2e_quant.backends.onnx.passes.affines_as_norms import affines_as_norms
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
+from pt2e_quant.backends.onnx.passes.forms_by_layout import FORMS_BY_LAYOUT
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.passes.leave_float import (
     LeftFloat,
@@ -245,7 +245,7 @@ _FIRST = (
     write_complex(_has_complex),
     write_functions(_HAS, lambda node: fallback_of(node) is Fallback.PLAIN, takes_sizes=False),
     name_squeezed_dims,
-    affines_as_norms,
+    *FORMS_BY_LAYOUT,
     split_left,
 )
 _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)

@@ -34,7 +34,7 @@ from pt2e_quant.graph.pipeline import Note, PassResult
 if TYPE_CHECKING:
     import networkx as nx
 
-_CALL_NS = 1000.0
+_CALL_NS = 2000.0
 """One more operator of a runtime costs that much, however small it is."""
 _SHUFFLED = 5
 """The dimensions in which channels of images are shuffled."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.requantize_between import sole_quantize
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view, view_shape
-from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.idioms.shared_heads import read_shared_heads

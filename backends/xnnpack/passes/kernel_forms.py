@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
+from pt2e_quant.backends.target.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import (
     DequantizePerChannel,
     DequantizePerGroup,

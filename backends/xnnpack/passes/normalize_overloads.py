@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.backends.xnnpack.passes.requantize_between import between
+from pt2e_quant.backends.target.requantize_between import between
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.graph.meta import fake_value

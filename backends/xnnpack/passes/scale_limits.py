@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.requantize_between import sole_quantize
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_static_int8, operands
-from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, HARDTANH, RELU, argument, is_call

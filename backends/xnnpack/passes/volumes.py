@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.backends.target.requantize_between import sole_quantize
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_static_int8
-from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import DequantizePerTensor, QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of

@@ -1,4 +1,4 @@
-"""Batch norms behind functions: one operator beside float convolutions, else two."""
+"""Batch norms behind functions, and nearest resizes, beside float and integer convolutions."""
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime")
 import onnx
 
 ONNX = pq.backends.get("onnx")
+INTEGERS = ONNX.allowing_slower()
 
 
 class Block(nn.Module):
@@ -69,3 +70,51 @@ def test_affine_when_between_integer_convolutions_then_a_product_and_a_sum(monke
     assert artifact.report.integer_ops["QLinearConv"] == 3
     with torch.no_grad():
         assert sqnr_db([model(x)], [artifact.run(x)]) > 25
+
+
+class Resized(nn.Module):
+    """A nearest resize between what gives and what takes images."""
+
+    def __init__(self, first, size=None, factor=None, mode="nearest"):
+        super().__init__()
+        self.first, self.last = first, nn.Conv2d(4, 4, 3)
+        self.options = {"size": size, "scale_factor": factor, "mode": mode}
+
+    def forward(self, x):
+        return self.last(nn.functional.interpolate(self.first(x), **self.options))
+
+
+def lowered_resize(model):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 9, 7)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
+    program = torch.export.export(model.eval(), (x,), dynamic_shapes=shapes)
+    prepared = pq.prepare(program, INTEGERS.quantizer("int8"), effort="fast")
+    graph = pq.convert(pq.calibrate(prepared, [(x,)], progress=False))
+    artifact = INTEGERS.lower(graph)
+    return graph, artifact, [n.op_type for n in onnx.load_from_string(artifact.model).graph.node]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(
+    "options", [{"factor": 2}, {"factor": (1.7, 3.0)}, {"size": (5, 20)}, {"size": (9, 13)}]
+)
+def test_resize_when_behind_an_integer_convolution_then_selections_of_the_same_values(
+    mode, options
+):
+    graph, artifact, types = lowered_resize(
+        Resized(nn.Conv2d(4, 4, 3, padding=1), mode=mode, **options)
+    )
+    assert "Resize" not in types
+    assert "Gather" in types
+    for batch in (1, 3):
+        x = torch.randn(batch, 4, 9, 7)
+        torch.testing.assert_close(artifact.run(x), graph(x), rtol=0, atol=2e-2)
+
+
+def test_resize_when_its_channels_are_first_then_one_operator():
+    graph, artifact, types = lowered_resize(Resized(nn.Identity(), factor=2))
+    assert "Resize" in types
+    assert "Gather" not in types
+    x = torch.randn(3, 4, 9, 7)
+    torch.testing.assert_close(artifact.run(x), graph(x), rtol=0, atol=2e-2)

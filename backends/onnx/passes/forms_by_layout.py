@@ -1,18 +1,26 @@
-"""Write per-channel affines beside float convolutions as batch norms."""
+"""Operators on images in the form that is fast in the layout of the convolutions beside them."""
 
 from collections.abc import Collection
 
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.in_float import computed_reads
+from pt2e_quant.backends.target.float_retries import fallback_of
+from pt2e_quant.backends.target.in_float import behind_clips, computed_reads, real_of
 from pt2e_quant.backends.target.layouts import layouts
 from pt2e_quant.backends.target.leave_slower import is_marked_slower
+from pt2e_quant.backends.target.requantize_between import sole_quantize
+from pt2e_quant.backends.target.select_nearest import selected_nearest
+from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes
-from pt2e_quant.graph.ops import ADD, MUL, argument, aten, is_call
+from pt2e_quant.graph.ops import ADD, CONV2D, MUL, RESIZE_NEAREST, argument, aten, is_call
+from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.batch_norm.fold_affines import ChannelOperands, channel_operands
+
+_IMAGE_DIMS = 4
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -67,3 +75,34 @@ def _operands(gm: GraphModule, node: Node, constants: Collection[Node]) -> Chann
     """The operands of a product or sum that has a constant for each of several channels."""
     found = channel_operands(gm, node, 1, constants)
     return found if found is not None and found.values.numel() > 1 else None
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def select_nearest(gm: GraphModule) -> PassResult:
+    """Write a nearest resize of integers as selections along each axis; see `selected_nearest`.
+
+    ONNX Runtime keeps images with channels last behind integer convolutions, where its Resize
+    computes the place of each element; a Gather copies pixels and rows whole. The permutes go into
+    those of the convolutions around. With channels first its Resize is the faster one.
+    """
+
+    def selected(m: Match, editor: Editor) -> Node | Skip:
+        why = _why_not(gm, m.node("x"), m.anchor)
+        return selected_nearest(m, editor) if why is None else Skip(why)
+
+    return rewrite(gm, (Rule("nearest", find=Op(RESIZE_NEAREST, Var("x")), build=selected),))
+
+
+def _why_not(gm: GraphModule, x: Node, node: Node) -> str | None:
+    """Why a resize is left, None if it is one of integers with channels last."""
+    if x.meta["val"].dim() != _IMAGE_DIMS or fallback_of(node) or is_marked_slower(node):
+        return "it is none of integers of images"
+    real = real_of(x) if is_dequantize(x) else None
+    if real is None or sole_quantize(node) is None:
+        return "it is not between integers"
+    source = behind_clips(gm, real)
+    is_last = is_call(source, (*CONV2D, *ADD)) and computed_reads(gm, source)
+    return None if is_last and not is_marked_slower(source) else "its channels are first"
+
+
+FORMS_BY_LAYOUT = (affines_as_norms, select_nearest)
