@@ -109,7 +109,7 @@ _FUNCTIONS: dict[str, tuple[Overloads, str]] = {
     "elu": (ops.ELU, "Elu"),
     "exp": ((aten.exp.default,), "Exp"),
     "gelu": (ops.GELU, "Gelu"),
-    "group_norm": ((aten.group_norm.default,), "GroupNormalization"),
+    "group_norm": ((aten.group_norm.default,), "InstanceNormalization"),
     "hardsigmoid": (ops.HARDSIGMOID, "HardSigmoid"),
     "hardswish": (ops.HARDSWISH, "HardSwish"),
     "layer_norm": ((aten.layer_norm.default,), "LayerNormalization"),

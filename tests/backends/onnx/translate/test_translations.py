@@ -176,3 +176,19 @@ def test_mean_when_of_images_in_float_over_spatial_axes_then_it_is_a_pool(
     model = export(Call(lambda _, x: x.mean(dims, keepdim=keepdim)), images)
     assert expected in [n.op_type for n in model.graph]
     torch.testing.assert_close(run(model, [images]), images.mean(dims, keepdim=keepdim))
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 8, 7), (3, 8, 5, 4), (2, 8, 3, 4, 2)])
+@pytest.mark.parametrize(("groups", "has_affine"), [(1, True), (4, True), (8, True), (2, False)])
+def test_group_norm_when_of_floats_then_an_instance_norm_of_the_same_values(
+    shape: tuple[int, ...], groups: int, has_affine: bool
+) -> None:
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(groups, 8, affine=has_affine).eval()
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(shape)
+    model = export(norm, x)
+    assert "InstanceNormalization" in [n.op_type for n in model.graph]
+    with torch.no_grad():
+        torch.testing.assert_close(run(model, [x]), norm(x), rtol=1e-4, atol=1e-5)
