@@ -190,6 +190,12 @@ def _widening() -> Iterator[Case]:
         for inputs, results in ((16, 64), (24, 144), (64, 256), (128, 512)):
             if inputs * results * edge * side < 2**22:
                 yield _pair(inputs, results, side, edge)
+    # Results larger than a core's cache.
+    for inputs, results in ((16, 32), (16, 96), (32, 96)):
+        yield _pair(inputs, results, 112, 1)
+    for channels in (32, 96):
+        yield _conv(channels, (112, 112), (3, 3), groups=channels)
+    yield _conv(32, (112, 112), (3, 3))
     for side in (7, 14, 28):
         for channels in (128, 256):
             yield _conv(channels, (side, side), (1, 1))
