@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.speed_classes import (
+    IN_CACHE,
     LEAST_LEFT,
     ratio_here,
     shape_class,
@@ -21,6 +22,8 @@ from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, is_call
 from pt2e_quant.graph.pipeline import Note
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
+_LARGE = 0.75
+"""The share of the bound for results larger than the timed ones: floats then leave the cache."""
 _KEY = "pt2e_quant_slower"
 """The key in `meta["custom"]` of the reason that a trial on this machine gave for a node."""
 IN_FLOAT = "computes in float between its quantize and dequantize"
@@ -81,7 +84,9 @@ def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slowe
             yield Slower(node, reads, Note(node.name, text))
             continue
         ratio = ratio_here(node, backend) if reads and is_rounded(node) else None
-        if ratio is None or ratio >= most or elements_of(node) < LEAST_LEFT:
+        elements = elements_of(node)
+        least = most if elements <= IN_CACHE else _LARGE * most
+        if ratio is None or ratio >= least or elements < LEAST_LEFT:
             continue
         why = f"in integers it measured {ratio:.2f} times as fast ({shape_class(node)})"
         yield Slower(node, reads, Note(node.name, why))

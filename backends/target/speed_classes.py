@@ -23,6 +23,8 @@ _FORMS = {1: "1", **dict.fromkeys(range(2, 10), "<= 9")}
 
 LEAST_LEFT = 2**12
 """Results of fewer elements stay integers: none of the measured nets was faster for leaving one."""
+IN_CACHE = 2**18
+"""Floats of that many elements fill half of a core's cache; most results that were timed do not."""
 
 
 def ratio_here(node: Node, backend: str) -> float | None:

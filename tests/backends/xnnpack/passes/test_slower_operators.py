@@ -100,6 +100,19 @@ def test_lines_when_their_class_measured_slower_then_as_the_graph_says(monkeypat
     assert pq.sqnr_db(gm(x), artifact.run(x)) > 50
 
 
+@pytest.mark.parametrize(("cache", "is_float"), [(4 * 8 * 8, True), (4 * 8 * 8 - 1, False)])
+def test_conv_when_its_result_exceeds_the_cache_then_it_is_to_be_slower_by_more(
+    monkeypatch, cache, is_float
+):
+    monkeypatch.setattr(
+        leave_slower, "ratio_here", lambda node, _: 0.7 if "conv" in str(node) else 1
+    )
+    monkeypatch.setattr(leave_slower, "IN_CACHE", cache)
+    gm = _converted(nn.Conv2d(4, 4, 3, padding=1), torch.randn(1, 4, 8, 8))
+    report = BACKEND.lower(gm, verify=False).report
+    assert report.float_ops.get("Conv2d", 0) == is_float
+
+
 @pytest.mark.parametrize("asked", ["quantizer", "backend", "option"])
 def test_conv_when_slower_is_allowed_then_integers(monkeypatch, asked):
     monkeypatch.setattr(leave_slower, "ratio_here", _slow(ATEN.conv1d.default))
