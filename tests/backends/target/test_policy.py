@@ -141,6 +141,7 @@ class Scaled(nn.Module):
         return self.head(self.dropout(torch.sigmoid(y).mean((2, 3))))
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", ["onnx", "xnnpack", "cpu"])
 def test_regions_when_batch_norms_train_then_those_of_the_deployed_graph(name):
     quantizer, x = pq.backends.get(name).quantizer("int8"), torch.randn(2, 3, 9, 9)

@@ -51,6 +51,7 @@ def test_recipe_file_when_made_a_quantizer_then_every_field_counts(tmp_path):
     assert (last.observers.activation, last.algorithms) == (MSEObserver, {"gptq"})
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_recipe_file_when_given_by_path_or_as_it_is_then_the_same_quantizer(tmp_path):
     path = tmp_path / "recipe.toml"
     MADE.save(path)
