@@ -8,6 +8,8 @@ import pytest
 
 # Graphs are verified between the passes of every pipeline, also in the processes that tests start.
 os.environ.setdefault("PT2E_QUANT_VERIFY", "1")
+# What is slower in integers is the same on every machine; of this CPU cpu kernels have no times.
+os.environ.setdefault("PT2E_QUANT_MEASURED_CPU", "cpu_avx512_bf16")
 
 _NEEDS = {
     "xnnpack": ("executorch",),

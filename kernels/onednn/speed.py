@@ -12,6 +12,8 @@ from pt2e_quant.kernels.measured import read_measured
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 """Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
 
+MEASURED_CPU_VARIABLE = "PT2E_QUANT_MEASURED_CPU"
+
 _LEVELS = (
     ("amx", "amx_int8", "AVX512_CORE_AMX"),
     ("avx512_bf16", "avx512_bf16", "AVX512_CORE_BF16"),
@@ -44,7 +46,8 @@ def measured_cpu(package: str, path: str) -> str:
 
     This CPU's own, or the nearest one with fewer instructions, which run here too, or the nearest
     one with more: what was slower in integers there is hardly faster here. CPUs whose instructions
-    have no slug are like no other.
+    have no slug are like no other. The variable PT2E_QUANT_MEASURED_CPU names one for every
+    machine, so that files do not depend on the machine that makes them.
 
     Args:
         package: the package with the file.
@@ -54,6 +57,8 @@ def measured_cpu(package: str, path: str) -> str:
         The slug; this CPU's if there is no file.
     """
     here, slugs = cpu_slug(), [f"cpu_{slug}" for slug, _, _ in _LEVELS]
+    if MEASURED_CPU_VARIABLE in os.environ:
+        return os.environ[MEASURED_CPU_VARIABLE]
     if here not in slugs:
         return here
     at = slugs.index(here)

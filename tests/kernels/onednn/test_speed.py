@@ -25,6 +25,7 @@ def package(tmp_path, monkeypatch):
     for cpu in ("cpu_avx512_bf16", "cpu_avx2_vnni"):
         (folder / "measured" / f"{cpu}.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(speed.MEASURED_CPU_VARIABLE, raising=False)
     return folder.name
 
 
@@ -48,3 +49,8 @@ def test_measured_cpu_when_this_one_has_no_file_then_the_most_like_it(
 def test_measured_cpu_when_there_is_no_file_then_this_one(monkeypatch, package):
     monkeypatch.setattr(speed, "cpu_slug", lambda: "cpu_amx")
     assert speed.measured_cpu.__wrapped__(package, "missing/{cpu}.json") == "cpu_amx"
+
+
+def test_measured_cpu_when_the_variable_names_one_then_that(monkeypatch, package):
+    monkeypatch.setenv(speed.MEASURED_CPU_VARIABLE, "cpu_avx2_vnni")
+    assert speed.measured_cpu.__wrapped__(package, "measured/{cpu}.json") == "cpu_avx2_vnni"
