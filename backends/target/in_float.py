@@ -52,7 +52,9 @@ def put_in_float(gm: GraphModule, reasons: Mapping[str, str]) -> bool:
             continue
         gone.add(real.name)
         for dq in list(quantize.users):
-            editor.replace(dq, real)
+            # What other integers stand for is read by a dequantize of the reader's own.
+            own = is_dequantize(real) and editor.call(real.target, *real.args, like=real, before=dq)
+            editor.replace(dq, own or real)
     for node in [n for n in gm.graph.nodes if reasons.get(n.name)]:
         # What moves real numbers is not written in integers.
         if computed_reads(gm, node) or not is_call(node, MOVES):
