@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu import lower, policy
+from pt2e_quant.backends.target import islands
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, Options
 from pt2e_quant.backends.target.recipe import Recipe, Recipes
@@ -82,6 +83,14 @@ def tried_here(monkeypatch):
 def unmeasured(monkeypatch):
     """The CPU backend quantizes tiny shapes too, whatever was measured on such a machine."""
     monkeypatch.setattr(policy, "measured_here", lambda op: {})
+
+
+@pytest.fixture(scope="module")
+def integers_everywhere():
+    """No operator is put in float because a graph is faster so: small ones all would be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(islands, "times_here", lambda backend: {})
+        yield
 
 
 class PlainArtifact(Artifact):

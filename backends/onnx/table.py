@@ -273,7 +273,7 @@ _MOVING_ROWS = (
     _moves(
         "upsample_nearest",
         (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec),
-        "Resize (uint8)",
+        "Resize (uint8), Gather (uint8)",
     ),
     _merges("cat", (Op(ops.CAT, Many("xs")),), ("xs",), "QLinearConcat"),
     _merges("where", (Op(aten.where.self, Var("condition"), X, Y),), ("x", "y"), "QLinearWhere"),

@@ -11,6 +11,8 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import origin_name
 from tests.analysis.outlier_transformer import POOR, batches, transformer
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 OPTIONS = {"backend": "onnx", "points": 0, "progress": False}
 
 

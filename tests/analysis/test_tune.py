@@ -11,6 +11,8 @@ from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from tests.analysis.outlier_transformer import POOR, batches, transformer
 
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 @pytest.fixture(scope="module")
 def model():
     return transformer()

@@ -9,6 +9,8 @@ from tests.analysis.outlier_transformer import POOR, transformer
 from tests.analysis.outlier_transformer import batches as outlier_batches
 from tests.headless_browser import ask_page, needs_browser, open_page
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 EXAMPLE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)
 
 

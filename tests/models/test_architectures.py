@@ -10,6 +10,8 @@ import pt2e_quant as pq
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 TEXT = {
     "vocab_size": 99,
     "hidden_size": 64,

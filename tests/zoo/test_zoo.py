@@ -17,6 +17,8 @@ from tests.fuzz.trial import Watched
 from tests.zoo import attentions, images, others, sequences
 from tests.zoo.block import Block
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 ZOO: dict[str, Block] = {
     **attentions.BLOCKS,
     **sequences.BLOCKS,

@@ -15,6 +15,8 @@ from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS
 
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 def lower(model: nn.Module, args: tuple[Any, ...], batches: list[Any], **export: Any) -> Any:
     ep = torch.export.export(model.eval(), args, **export)
     backend = pq.backends.get("onnx")
