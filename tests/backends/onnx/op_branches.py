@@ -122,7 +122,7 @@ MOVING: dict[str, tuple[Branch, str]] = {
     "pad": (lambda x: F.pad(x, (1, 1, 2, 0)), "Pad"),
     "pad value": (lambda x: F.pad(x, (1, 1), value=0.25), "Pad"),
     "pad reflect": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "Pad"),
-    "upsample_nearest": (lambda x: F.interpolate(x, scale_factor=2.0), "Resize"),
+    "upsample_nearest": (lambda x: F.interpolate(x, scale_factor=2.0), "Gather"),
     "cat": (lambda x, y: torch.cat([x, y], 1), "QLinearConcat"),
     "where": (lambda x, y: torch.where(torch.ones(1, dtype=torch.bool), x, y), "QLinearWhere"),
     "maximum": (lambda x, y: torch.maximum(x, y), "Max"),
