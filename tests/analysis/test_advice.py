@@ -10,8 +10,8 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
 from tests.analysis.test_compare import node_named, quantize_of
 
-
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 def quantized(model, batches, recipe="int8_minmax"):
     program = torch.export.export(model.eval(), (batches[0],))

@@ -10,8 +10,8 @@ from pt2e_quant.analysis.bench_mixes import mean_cosine
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from tests.analysis.outlier_transformer import POOR, batches, transformer
 
-
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 @pytest.fixture(scope="module")
 def model():

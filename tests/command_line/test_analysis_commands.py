@@ -11,8 +11,8 @@ from pt2e_quant.__main__ import main
 from pt2e_quant.backends.target.recipe_file import read_recipe
 from tests.analysis.outlier_transformer import POOR, batches, transformer
 
-
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 def call(*arguments):
     """The exit status of a command."""

@@ -14,8 +14,8 @@ from benchmarks.models import mobilenet_v2, resnet18
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS
 
-
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 def lower(model: nn.Module, args: tuple[Any, ...], batches: list[Any], **export: Any) -> Any:
     ep = torch.export.export(model.eval(), args, **export)

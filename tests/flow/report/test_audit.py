@@ -13,8 +13,8 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.flow.report.audit import audit
 
-
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 class Residual(nn.Module):
     def __init__(self) -> None:
