@@ -40,7 +40,7 @@ _SHUFFLED = 5
 """The dimensions in which channels of images are shuffled."""
 _CONVERSIONS = 15
 """So many measurements tell what a conversion takes."""
-_LEAST_NS = 20000.0
+_LEAST_NS = 10000.0
 """Islands that cost less than that more than float stay: the call of an artifact takes as long."""
 _MARGIN = 1.1
 """By so much are operators in integers to be faster than in float."""

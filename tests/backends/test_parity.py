@@ -11,6 +11,8 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.leave_slower import mark_slower
 from pt2e_quant.core.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 class Small(nn.Module):
     """A convolution, a depthwise one, a residual add, a pool and a linear."""

@@ -10,6 +10,8 @@ import pt2e_quant as pq
 from benchmarks import planted_faults
 from benchmarks.planted_faults import FAULTS, GOAL, SMALL, plant, quantized, quantized_for, trial
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 @pytest.fixture(scope="module")
 def models():

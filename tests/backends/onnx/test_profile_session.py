@@ -1,8 +1,11 @@
+import pytest
 import torch
 from torch import nn
 
 from pt2e_quant.backends.profile import WorkKind
 from pt2e_quant.one_call import quantize
+
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
 
 
 def test_profile_when_run_by_onnx_runtime_then_operators_have_the_names_of_the_graph():

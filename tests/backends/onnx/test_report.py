@@ -8,6 +8,8 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 import pt2e_quant as pq
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 class Gated(nn.Module):
     """A convolution whose result a tanh reads, which has no integer form."""

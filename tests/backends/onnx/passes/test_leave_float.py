@@ -17,6 +17,8 @@ from pt2e_quant.backends.onnx.report import Refused
 from pt2e_quant.backends.target.in_float import in_float
 from pt2e_quant.core.errors import ArtifactError
 
+pytestmark = pytest.mark.usefixtures("integers_everywhere")
+
 
 def quantized(model: nn.Module, *args: Tensor, dynamic: Any = None) -> Any:
     torch.manual_seed(0)
