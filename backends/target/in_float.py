@@ -52,9 +52,10 @@ def put_in_float(gm: GraphModule, reasons: Mapping[str, str]) -> bool:
             continue
         gone.add(real.name)
         for dq in list(quantize.users):
-            # What other integers stand for is read by a dequantize of the reader's own.
-            own = is_dequantize(real) and editor.call(real.target, *real.args, like=real, before=dq)
-            editor.replace(dq, own or real)
+            read = real
+            if is_dequantize(real):  # of a requantize: a reader has a dequantize of its own
+                read = editor.call(real.target, *real.args, like=real, before=dq)
+            editor.replace(dq, read)
     for node in [n for n in gm.graph.nodes if reasons.get(n.name)]:
         # What moves real numbers is not written in integers.
         if computed_reads(gm, node) or not is_call(node, MOVES):

@@ -17,8 +17,8 @@ def sole_quantize(node: Node) -> Node | None:
 def between(editor: Editor, made: Node, anchor: Node) -> Node:
     """The value that the second of two operators reads from the first.
 
-    When `anchor`, which the two stand for, is quantized, the first gets the same qparams: the
-    delegate takes an operator in integers only between a dq and a q of its own.
+    When `anchor`, which the two stand for, is quantized, the first gets the same qparams: backends
+    take an operator in integers only between a dq and a q of its own.
     """
     quantize = sole_quantize(anchor)
     inputs = anchor.all_input_nodes

@@ -37,9 +37,10 @@ def affines_as_norms(gm: GraphModule) -> PassResult:
     editor, notes = Editor(gm), []
     constants = constant_nodes(gm.graph)
     beside = _beside_float_convs(gm)
-    for node in [n for n in gm.graph.nodes if n in beside and is_call(n, MUL)]:
+    products = [n for n in gm.graph.nodes if n in beside and is_call(n, MUL) and len(n.users) == 1]
+    for node in products:
         reader = next(iter(node.users))
-        is_sum = len(node.users) == 1 and is_call(reader, ADD) and argument(reader, "alpha") == 1
+        is_sum = is_call(reader, ADD) and argument(reader, "alpha") == 1
         product = _operands(gm, node, constants) if is_sum else None
         added = _operands(gm, reader, constants) if product is not None else None
         if product is None or added is None:

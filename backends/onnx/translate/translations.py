@@ -20,8 +20,7 @@ from pt2e_quant.backends.onnx.rewrites.expand_per_token import per_token_transla
 from pt2e_quant.backends.onnx.rewrites.write_formats import format_translations
 from pt2e_quant.backends.onnx.rewrites.write_recurrent import recurrent_translations
 from pt2e_quant.backends.onnx.translate.marks import mark
-from pt2e_quant.backends.onnx.translate.norms import norm_translations
-from pt2e_quant.backends.onnx.translate.pools import pool_translations
+from pt2e_quant.backends.onnx.translate.reductions import reduction_translations
 from pt2e_quant.backends.onnx.values import MICROSOFT
 from pt2e_quant.graph.idioms.masks import AdditiveMask, AnySeen
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
@@ -58,11 +57,10 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         torch.ops.aten.mean.dim: mean,
         torch.ops.higher_order.map_impl: map_rows,
         torch.ops.higher_order.while_loop: while_loop,
-        **norm_translations(),
         **per_token_translations(),
         **format_translations(),
         **idiom_translations(),
-        **pool_translations(),
+        **reduction_translations(),
         **recurrent_translations(),
     }
 

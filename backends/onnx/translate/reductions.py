@@ -1,4 +1,4 @@
-"""ONNX for average pools with a divisor of their own, which AveragePool does not have."""
+"""ONNX for average pools with a divisor of their own, and for group norms, which lack a kernel."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,10 +14,14 @@ from pt2e_quant.graph.ops import each_axis
 op: Any = opset21
 
 
-def pool_translations() -> dict[Callable[..., object], Callable[..., object]]:
+def reduction_translations() -> dict[Callable[..., object], Callable[..., object]]:
     """Operator overload to translation, as `custom_translation_table` takes it."""
     aten = torch.ops.aten
-    return {aten.avg_pool2d.default: average_pool(2), aten.avg_pool3d.default: average_pool(3)}
+    return {
+        aten.avg_pool2d.default: average_pool(2),
+        aten.avg_pool3d.default: average_pool(3),
+        aten.group_norm.default: group_norm,
+    }
 
 
 def average_pool(rank: int) -> Callable[..., ir.Value]:
@@ -109,3 +113,36 @@ def _end_padding(size: object, kernel: int, stride: int, padding: int) -> int:
     if (windows - 1) * stride >= size + padding:
         windows -= 1  # a window starts in the tensor or in front of it
     return (windows - 1) * stride + kernel - size - padding
+
+
+def group_norm(
+    x: ir.Value,
+    num_groups: int,
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> ir.Value:
+    """A group norm as an instance norm of each group's values in one row.
+
+    ONNX Runtime 1.32 has no CPU kernel for GroupNormalization: it writes the operator out as some
+    twenty others. InstanceNormalization has one, for float32.
+
+    Before:  group_norm(x[N, C, …], G, w[C], b[C])
+    After:   y = Reshape(InstanceNormalization(Reshape(x, [0, G, -1]), ones[G], zeros[G]), Shape(x))
+             Add(Mul(y, w[C, 1, …]), b[C, 1, …])
+    """
+    rank = len(x.shape) if x.shape is not None else 0
+    ones, zeros = (
+        op.CastLike(op.Constant(value_floats=[value] * num_groups), x) for value in (1.0, 0.0)
+    )
+    rows = op.Reshape(x, op.Constant(value_ints=[0, num_groups, -1]))
+    if x.dtype is ir.DataType.FLOAT:
+        normed = op.InstanceNormalization(rows, ones, zeros, epsilon=eps)
+    else:
+        normed = op.GroupNormalization(rows, ones, zeros, epsilon=eps, num_groups=num_groups)
+    found = op.Reshape(normed, op.Shape(x))
+    over = op.Constant(value_ints=[-1, *[1] * (rank - 2)])
+    found = found if weight is None else op.Mul(found, op.Reshape(weight, over))
+    made: ir.Value = found if bias is None else op.Add(found, op.Reshape(bias, over))
+    return made
