@@ -34,11 +34,13 @@ from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.pair_sums import MOST, greatest_pairs
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.graph.ops import LINEAR, is_call
+from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
@@ -70,7 +72,10 @@ MODULE_PASSES: tuple[GraphPass, ...] = (
 """Passes from a program that any tool of torch takes to the module that runs by itself."""
 
 _UNTRIED = f"trials are off (`without_trials()`, or {TRIALS_VARIABLE} in the environment)"
-_FIX = 'quantize with recipe "int8_reduced", whose sums are exact on any CPU'
+_FIX = (
+    'quantize with recipe "int8", or your own quantizer with algorithms=["pair_scales", '
+    '"pair_codes"]: their sums are exact on any CPU'
+)
 
 
 def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[GraphPass, ...]:
@@ -207,24 +212,36 @@ def make_module(program: GraphModule, validation: Validation | None = None) -> G
 
 
 def _refuse_saturation(gm: GraphModule) -> None:
-    """Refuse 8-bit activations where oneDNN's sums of products saturate.
+    """Refuse 8-bit activations where oneDNN's sums of their products may be cut off.
 
     Raises:
-        UnsupportedError: naming the first such activation.
+        UnsupportedError: naming the first such product.
     """
-    for node in (node for graph in named_graphs(gm) for node in graph.gm.graph.nodes):
-        affine = affine_of(node) if is_dequantize(node) else None
-        if affine is None or affine.dtype not in (torch.uint8, torch.int8):
-            continue
-        if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) > 127:
-            if onednn_is_exact():
-                return
-            raise UnsupportedError(
-                "this machine's oneDNN saturates sums of 8-bit products (it has no VNNI, or "
-                "ONEDNN_MAX_CPU_ISA hides it)",
-                node=node,
-                fix=_FIX,
-            )
+    if onednn_is_exact():
+        return
+    for graph in named_graphs(gm):
+        for node in graph.gm.graph.nodes:
+            if is_call(node, (*LINEAR, *CONV)) and _saturates(graph.gm, node):
+                raise UnsupportedError(
+                    "this machine's oneDNN cuts off sums of 8-bit products of this weight (it has "
+                    "no VNNI, or ONEDNN_MAX_CPU_ISA hides it)",
+                    node=node,
+                    fix=_FIX,
+                )
+
+
+def _saturates(gm: GraphModule, node: Node) -> bool:
+    """True if a product of 8-bit activations has a weight whose pairs exceed 16 bits."""
+    x, weight = argument(node, "input"), argument(node, "weight")
+    affine = affine_of(x) if is_dequantize(x) else None
+    if affine is None or affine.dtype not in (torch.uint8, torch.int8) or not is_dequantize(weight):
+        return False
+    if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) <= 127:
+        return False
+    codes = constant_of(gm, weight.all_input_nodes[0])
+    # Kernels of one channel for each group add in 32 bits.
+    is_depthwise = codes is not None and codes.dim() > 2 and codes.shape[1] == 1
+    return codes is not None and not is_depthwise and float(greatest_pairs(codes).amax()) > MOST
 
 
 LOWERING = Lowering(

@@ -3,26 +3,24 @@
 from dataclasses import replace
 from functools import partial
 
-from torch.fx import GraphModule
-
 from pt2e_quant.backends.cpu.policy import place_by_speed, policy_of
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import (
     CHOICES_BY_DATA,
+    FIT_PAIRS,
     Recipe,
     RecipeFamily,
     Recipes,
     without_data,
 )
-from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
-from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import narrow_attention
 
@@ -32,28 +30,7 @@ INT8 = Scheme(
     name="int8", input=UINT8_ACTIVATION, output=UINT8_ACTIVATION, weight=INT8_WEIGHT, bias=None
 )
 INT8_REDUCED = replace(INT8, name="int8_reduced", input=_REDUCED, output=_REDUCED)
-"""Activations of 7 bits: exact sums also without VNNI, at half the resolution."""
-
-REDUCED_NOTE = (
-    "activations are quantized to 7 bits, [0, 127]: this machine's oneDNN has no VNNI and would "
-    "cut sums of 8-bit products off"
-)
-
-
-@graph_pass(needs=(), gives=())
-def note_reduced_range(gm: GraphModule) -> PassResult:
-    """Say in the provenance that activations have 7 bits, and why."""
-    provenance_of(gm).notes.append(REDUCED_NOTE)
-    return PassResult(changed=False)
-
-
-def _reduced_if_saturating(recipe: Recipe) -> Recipe:
-    """A recipe with 7-bit activations where a trial product shows that 8 bits saturate."""
-    if onednn_is_exact():
-        return recipe
-    transforms = (*recipe.transforms, note_reduced_range)
-    return replace(recipe, scheme=INT8_REDUCED, transforms=transforms)
-
+"""Activations of 7 bits: exact sums with any weights, at half the resolution."""
 
 _BEST = ObserverChoice(activation=PredictedRangeObserver)
 _ALGORITHMS = (
@@ -68,42 +45,42 @@ def recipes_of(registry: Registry) -> Recipes:
     timed = (place_by_speed(registry), place)
     free = partial(without_data, transforms=(place,))
 
-    def static(name: str, text: str, scheme: Scheme = INT8, *first: GraphPass) -> Recipe:
+    def static(
+        name: str,
+        text: str,
+        *first: GraphPass,
+        scheme: Scheme = INT8,
+        algorithms: tuple[Algorithm, ...] = (*FIT_PAIRS, *_ALGORITHMS),
+    ) -> Recipe:
         return Recipe(
             name=name,
             text=text,
             scheme=scheme,
             observers=_BEST,
             transforms=(*first, *timed),
-            algorithms=_ALGORITHMS,
+            algorithms=algorithms,
         )
 
-    int8 = static(
-        "int8",
-        "static: uint8 activations per tensor, int8 weights per output channel; 7-bit "
-        "activations where a trial product shows that 8 bits saturate (no VNNI)",
-    )
-    bf16 = static(
-        "int8_bf16",
-        "int8, and attention, which stays float, in bfloat16: for CPUs with AMX or AVX512-BF16",
-        INT8,
-        narrow_attention,
-    )
+    full = partial(static, algorithms=_ALGORITHMS)
     return Recipes(
         "CPU",
         (
-            replace(int8, here=_reduced_if_saturating),
             static(
+                "int8",
+                "static: uint8 activations per tensor, int8 weights per output channel; exact sums "
+                "on any CPU",
+            ),
+            full(
                 "int8_reduced",
-                "the same with 7-bit activations whatever the machine: the artifact runs exactly "
-                "on any x86 CPU",
-                INT8_REDUCED,
+                "the same with 7-bit activations and all of int8 for weights",
+                scheme=INT8_REDUCED,
             ),
+            full("int8_full", "the same with all of 8 bits for both: for CPUs with VNNI alone"),
             static(
-                "int8_full",
-                "the same with 8-bit activations whatever the machine: for one with VNNI",
+                "int8_bf16",
+                "int8, and float attention in bfloat16: for CPUs with AMX or AVX512-BF16",
+                narrow_attention,
             ),
-            replace(bf16, here=_reduced_if_saturating),
             free(
                 "int8_dynamic",
                 "linears: int8 activations per token at run time, int8 weights per row; no "

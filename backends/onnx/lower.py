@@ -34,6 +34,7 @@ from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weight
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
+from pt2e_quant.backends.onnx.to_bytes import to_bytes
 from pt2e_quant.backends.onnx.translate.translations import translation_table
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.quiet import without_remarks
@@ -214,8 +215,6 @@ def _innermost(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-_PROTOBUF_LIMIT = 2**31 - 1
-
 _HAS = (
     *("aten.__rshift__.Scalar", "aten.addbmm.default", "aten.addmv.default", "aten.angle.default"),
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
@@ -331,7 +330,7 @@ def _optimize(
     """The model's bytes, what ONNX Runtime makes of it, a session, and what was left float."""
     left: list[LeftFloat] = []
     while True:
-        plain = _serialize(model)
+        plain = to_bytes(model)
         optimized, session = optimize(plain)
         more = leave_float(model, refused_weights(optimized), portable=portable)
         if more is None:
@@ -371,25 +370,12 @@ def _export(
 
 def _load_part(part: GraphModule, *, portable: bool) -> None:
     """Export a part of a graph and load it."""
-    optimize(_serialize(export_model(export_again(part), ["part"], portable=portable)[0]))
+    optimize(to_bytes(export_model(export_again(part), ["part"], portable=portable)[0]))
 
 
 def _with_metadata(model: ir.Model, metadata: Metadata, record: RecordKind | None) -> bytes:
     model.metadata_props.update(metadata.to_properties(model.graph.initializers, record))
-    return write_sum(_serialize(model))
-
-
-def _serialize(model: ir.Model) -> bytes:
-    size = sum(
-        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
-    )
-    if size > _PROTOBUF_LIMIT:
-        raise UnsupportedError(
-            f"the model's constants are {size:,} bytes, an .onnx file holds {_PROTOBUF_LIMIT:,}",
-            fix="quantize more of it, or split the model",
-        )
-    data: bytes = ir.to_proto(model).SerializeToString()
-    return data
+    return write_sum(to_bytes(model))
 
 
 def _last(node: Node) -> Fallback:

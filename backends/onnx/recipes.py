@@ -1,6 +1,7 @@
 """Recipes of the ONNX backend: a name, and the schemes, observers and passes it stands for."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 from torch.fx import Node
@@ -12,6 +13,7 @@ from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import (
     CHOICES_BY_DATA,
+    FIT_PAIRS,
     WEIGHTS_BY_DATA,
     Recipe,
     RecipeFamily,
@@ -90,6 +92,12 @@ _without_data = partial(
 )
 
 
+def _dynamic(name: str, text: str) -> Recipe:
+    """Activations of 8 bits whose scales are found at run time."""
+    made = _without_data(name, text)
+    return replace(made, algorithms=(*FIT_PAIRS, *made.algorithms))
+
+
 def _sixteen_bit(name: str, text: str) -> Recipe:
     """Static 16-bit activations everywhere: no operator is kept float for its speed.
 
@@ -119,7 +127,8 @@ RECIPES = Recipes(
     (
         Recipe(
             name="int8",
-            text="static: uint8 activations per tensor, int8 weights per output channel",
+            text="static: uint8 activations per tensor, int8 weights per output channel; exact "
+            "sums on any CPU",
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
             rules=(_TRANSPOSED,),
@@ -133,6 +142,7 @@ RECIPES = Recipes(
                 affines_as_convs,
             ),
             algorithms=(
+                *FIT_PAIRS,
                 RunTimeScales(pooled_only=True),
                 SmoothQuant(),
                 OwnRanges(),
@@ -146,11 +156,11 @@ RECIPES = Recipes(
             "integers, which ONNX Runtime's CPU provider computes in float",
             make=_sixteen_bit,
         ),
-        _without_data(
+        _dynamic(
             "int8_dynamic",
             "linears: int8 activations per token at run time, int8 weights per output channel",
         ),
-        _without_data(
+        _dynamic(
             "int8_dynamic_per_tensor",
             "linears: uint8 activations per tensor at run time (ONNX Runtime's own dynamic "
             "scheme, the fastest), int8 weights per output channel",

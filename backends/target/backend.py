@@ -120,8 +120,6 @@ class Backend:
         if (file := as_recipe_file(recipe)) is not None:
             return file.quantizer(self)
         found = self.recipes.named(str(recipe), self.table)
-        if found.here is not None:
-            found = found.here(found)
         made = TableQuantizer(
             self.table,
             found.scheme,

@@ -21,7 +21,11 @@ from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.bias_correction import LEAST_SAMPLES, BiasCorrection
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.pair_sums import PairCodes, PairScales
 from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
+
+FIT_PAIRS = (PairScales(), PairCodes())
+"""Sums of 8-bit products are exact on CPUs without VNNI too."""
 
 WEIGHTS_BY_DATA = (
     BlockGptq(any_observer=False),
@@ -73,7 +77,6 @@ class Recipe:
         transforms: passes that prepare runs before it annotates, after the backend's own.
         algorithms: what is done to weights and ranges besides.
         rules: what some nodes get instead of `scheme`.
-        here: what the recipe is on this machine; None where that is the same everywhere.
     """
 
     name: str
@@ -83,7 +86,6 @@ class Recipe:
     transforms: tuple[GraphPass, ...] = ()
     algorithms: tuple[Algorithm, ...] = ()
     rules: tuple[QuantRule, ...] = ()
-    here: "Callable[[Recipe], Recipe] | None" = None
 
 
 def without_data(

@@ -67,6 +67,11 @@ def measured_cpu(package: str, path: str) -> str:
     return next((s for s in likely if root.joinpath(path.format(cpu=s)).is_file()), here)
 
 
+def has_vnni(slug: str) -> bool:
+    """True if CPUs of a slug add 8-bit products in 32 bits."""
+    return slug in ("cpu_amx", "cpu_avx512_bf16", "cpu_avx512_vnni", "cpu_avx2_vnni")
+
+
 def measured_here(op: str) -> Mapping[str, float]:
     """Shape class to speed over float on a CPU like this; empty if none was measured."""
     return read_measured(op, kernel_cpu(op))

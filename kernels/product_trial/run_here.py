@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from pt2e_quant.core.integer_ops.calls import compute
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
+from pt2e_quant.core.pair_sums import fitted
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int_mm_is_exact
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import (
@@ -114,10 +115,11 @@ def _integers(shape: tuple[int, ...], low: int, high: int, generator: torch.Gene
 
 
 def _draw(product: Product, generator: torch.Generator) -> _Drawn:
-    # Where sums of 8-bit products saturate, lowering takes activations of 7 bits alone.
-    high = 255 if onednn_is_exact() else 127
+    high = 255
     x = _integers(product.x, 0, high, generator).to(torch.uint8)
     weight = _integers(product.weight, -128, 127, generator).to(torch.int8)
+    if not onednn_is_exact():  # lowering takes such weights alone, or activations of 7 bits
+        weight = fitted(weight)
     terms = math.prod(product.weight[1:])
     # Powers of two, so that the products of scales and sums are exact.
     x_scale = 2.0 ** round(math.log2(_SPREAD / (high * 90 * math.sqrt(terms))))

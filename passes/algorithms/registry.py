@@ -27,6 +27,7 @@ from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
+from pt2e_quant.passes.algorithms.pair_sums import PairCodes, PairScales
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
@@ -55,6 +56,8 @@ _OWN: dict[str, type[Algorithm]] = {
         Lwc,
         OutlierChannelSplitting,
         OwnRanges,
+        PairCodes,
+        PairScales,
         QuaRot,
         RunTimeScales,
         SaturationLimits,

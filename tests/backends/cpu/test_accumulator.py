@@ -33,7 +33,7 @@ def test_product_when_its_sums_leave_int32_then_float_with_the_reason(quantize_w
     x = torch.ones(shape)
     torch.manual_seed(0)
     model = nn.Sequential(layer, nn.Flatten(1), nn.Linear(layer(x).flatten(1).shape[1], 64))
-    gm = quantize_with(model, (x,), BACKEND.quantizer("int8_full"))
+    gm = quantize_with(model, (x,), BACKEND.quantizer("int8"))
     (reason,) = [r.reason for r in provenance_of(gm).floats if r.op == f"aten.{name}"]
     assert f"at most {LONGEST} {counted}" in reason
     artifact = BACKEND.lower(gm)
@@ -48,7 +48,7 @@ def test_product_when_its_sums_leave_int32_then_float_with_the_reason(quantize_w
 def test_product_when_its_sums_just_fit_then_integers_and_right(quantize_with):
     layer = of_ones(nn.Linear(LONGEST, 2, bias=False))
     x = torch.ones(2, LONGEST)
-    gm = quantize_with(nn.Sequential(layer), (x,), BACKEND.quantizer("int8_full"))
+    gm = quantize_with(nn.Sequential(layer), (x,), BACKEND.quantizer("int8"))
     artifact = BACKEND.lower(gm)
     assert artifact.report.integer_ops["onednn.qlinear_pointwise"] == 1
     torch.testing.assert_close(artifact.run(x), torch.full((2, 2), float(LONGEST)))

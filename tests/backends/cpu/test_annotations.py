@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import recipes as module
 from pt2e_quant.backends.cpu.backend import BACKEND
-from pt2e_quant.backends.cpu.recipes import REDUCED_NOTE
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.pair_sums import MOST, greatest_pairs
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -40,7 +40,6 @@ def net():
 def test_recipe_when_named_then_its_range(quantize_with, make_noise, recipe, limits):
     gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), BACKEND.quantizer(recipe))
     assert activation_limits(gm) == {limits}
-    assert REDUCED_NOTE not in provenance_of(gm).notes
 
 
 class Attention(nn.Module):
@@ -81,14 +80,14 @@ def test_int8_bf16_when_a_model_has_attention_then_it_alone_is_bfloat16_and_as_n
     assert loss < 1
 
 
-@pytest.mark.parametrize(("is_exact", "limits"), [(True, (0, 255)), (False, (0, 127))])
-def test_int8_when_sums_saturate_then_7_bits_and_a_note(
-    quantize_with, make_noise, monkeypatch, is_exact, limits
-):
-    monkeypatch.setattr(module, "onednn_is_exact", lambda: is_exact)
-    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),))
-    assert activation_limits(gm) == {limits}
-    assert (REDUCED_NOTE in provenance_of(gm).notes) is not is_exact
+@pytest.mark.parametrize("recipe", ["int8", "int8_bf16", "int8_full"])
+def test_recipe_when_converted_then_pairs_fit_unless_it_is_full(quantize_with, make_noise, recipe):
+    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), BACKEND.quantizer(recipe))
+    assert activation_limits(gm) == {(0, 255)}
+    held = [constant_of(gm, node) for node in gm.graph.find_nodes(op="get_attr")]
+    greatest = [float(greatest_pairs(v).max()) for v in held if v.dtype is torch.int8]
+    assert len(greatest) == 2
+    assert (max(greatest) <= MOST) is (recipe != "int8_full")
 
 
 @pytest.mark.skipif(

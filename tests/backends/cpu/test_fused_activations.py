@@ -41,7 +41,7 @@ FUSED = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("recipe", ["int8_full", "int8_reduced"])
+@pytest.mark.parametrize("recipe", ["int8", "int8_reduced"])
 def test_function_when_not_a_post_op_then_behind_the_product(
     quantize_with, make_noise, product, name, recipe
 ):

@@ -81,7 +81,7 @@ POST_OPS = {
     dilation=st.integers(1, 2),
     has_bias=st.booleans(),
     post_op=st.sampled_from(sorted(POST_OPS)),
-    recipe=st.sampled_from(["int8_full", "int8_reduced"]),
+    recipe=st.sampled_from(["int8", "int8_reduced"]),
 )
 def test_conv_when_lowered_then_the_canonical_result(
     data, groups, kernel, stride, dilation, has_bias, post_op, recipe
@@ -232,7 +232,7 @@ RESIDUALS = [
 
 
 @pytest.mark.parametrize("fn", RESIDUALS)
-@pytest.mark.parametrize("recipe", ["int8_full", "int8_reduced"])
+@pytest.mark.parametrize("recipe", ["int8", "int8_reduced"])
 def test_sum_when_fused_then_no_summand_is_overwritten(fn, recipe):
     torch.manual_seed(0)
     model, x = Fn(fn, a=c(), b=c(), c=c(), d=c(), e=c()), noise(2, 4, 8, 8)
@@ -335,9 +335,10 @@ def test_lower_when_sums_would_saturate_then_refused_with_the_recipe_that_does_n
     full = quantized(small_net(), x, "int8_full")
     reduced = quantized(small_net(), x, "int8_reduced")
     monkeypatch.setattr(lowering, "onednn_is_exact", lambda: False)
-    with pytest.raises(UnsupportedError, match="int8_reduced"):
+    with pytest.raises(UnsupportedError, match='recipe "int8"'):
         CPU.lower(full)
-    assert CPU.lower(reduced).report.integer_ops["onednn.qconv_pointwise"] == 2
+    for exact in (reduced, quantized(small_net(), x, "int8")):
+        assert CPU.lower(exact).report.integer_ops["onednn.qconv_pointwise"] == 2
 
 
 @EVEN_KERNELS

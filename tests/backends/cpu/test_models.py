@@ -19,7 +19,7 @@ LEAST_DB = 40.0
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("recipe", ["int8_full", "int8_reduced"])
+@pytest.mark.parametrize("recipe", ["int8", "int8_reduced"])
 def test_model_when_lowered_then_all_fused_and_near_the_graph(name, recipe):
     make, batches = MODELS[name]
     model, data = make(), batches()

@@ -11,6 +11,8 @@ from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 STATIC_ALGORITHMS = {
+    "pair_scales",
+    "pair_codes",
     "run_time_scales",
     "smooth_quant",
     "own_ranges",
@@ -59,7 +61,7 @@ def test_recipe_file_when_given_by_path_or_as_it_is_then_the_same_quantizer(tmp_
     for given in (path, MADE):
         assert get("onnx").quantizer(given).rules == expected
     model = nn.Sequential(nn.Linear(8, 8)).eval()
-    recipe = RecipeFile(backend="cpu", recipe="w8")
+    recipe = RecipeFile(backend="cpu", recipe="int8_dynamic")
     artifact = pq.quantize(model, (torch.ones(2, 8),), backend="cpu", recipe=recipe)
     assert artifact.report.backend == "oneDNN"
     with pytest.raises(ConfigError, match="a name or a recipe file, found int"):

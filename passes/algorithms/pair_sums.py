@@ -1,0 +1,117 @@
+"""Keep the sums of two neighbouring products in 16 bits, for CPUs without VNNI."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, argument, is_call
+from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
+from pt2e_quant.passes.algorithms.grid import Declined
+
+_ROUNDED = 2
+"""By so much the integers of a pair exceed its real weights where both are rounded up."""
+
+
+class _PairAlgorithm(Algorithm):
+    """One with a site at each int8 weight that is multiplied by 8-bit activations."""
+
+    paper: ClassVar[str] = "none: x86's vpmaddubsw adds two products in 16 bits"
+    fits: ClassVar[str] = "int8 weights of linears and convolutions with 8-bit activations"
+
+    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
+        """Every such weight; kernels of depthwise convolutions add in 32 bits."""
+        for node in graph.quantized((*LINEAR, *CONV, *CONV_TRANSPOSE)):
+            if _has_bytes(graph, node) and not _is_depthwise(node):
+                yield Site(graph, node, "weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairScales(_PairAlgorithm):
+    """Widen the scales of weights until their pairs fit into 16 bits.
+
+    A row of normally distributed weights takes a scale 1.2 to 1.5 times as wide, where seven bits
+    take twice the scale. `PairCodes` sees to the integers that other algorithms choose then.
+    """
+
+    name: ClassVar[str] = "pair_scales"
+    stage: ClassVar[Stage] = Stage.RANGES
+
+    def apply(self, site: Site, statistics: Statistics | None) -> str:
+        """Widen the scales of one weight."""
+        weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
+        qparams = _plain(weight)
+        rows = weight.value.detach().movedim(_rows_axis(site.node), 0)
+        needed = (greatest_pairs(rows) / (MOST - _ROUNDED)).float()
+        if qparams.axis is None:
+            needed = needed.amax().reshape(qparams.scale.shape)
+        scale = torch.maximum(qparams.scale, needed)
+        factor = float((scale / qparams.scale).max())
+        if factor <= 1.0:
+            raise Declined("its pairs fit into 16 bits")
+        weight.set_scale(scale)
+        step = f"{self.name}: scales x{factor:.2f} at most, so that pairs fit into 16 bits"
+        weight.note(step)
+        return step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCodes(_PairAlgorithm):
+    """Lower the integers of weights whose pairs do not fit into 16 bits."""
+
+    name: ClassVar[str] = "pair_codes"
+    stage: ClassVar[Stage] = Stage.CORRECTIONS
+
+    def apply(self, site: Site, statistics: Statistics | None) -> str:
+        """Lower integers of one weight."""
+        weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
+        _plain(weight)
+        axis = _rows_axis(site.node)
+        value, grid = weight.value.detach(), weight.grid()
+        codes = (grid.nearest(value.float()) / grid.scale).round().to(torch.int32)
+        made = fitted(codes.movedim(axis, 0)).movedim(0, axis)
+        changed = made != codes
+        if not bool(changed.any()):
+            raise Declined("its pairs fit into 16 bits")
+        weight.set(torch.where(changed, made * grid.scale, value), keeps_qparams=True)
+        step = f"{self.name}: {int(changed.sum())} integers lowered, so that pairs fit into 16 bits"
+        weight.note(step)
+        return step
+
+
+def _plain(weight: Constant) -> QParams:
+    """The qparams of int8 weights by row or for all.
+
+    Raises:
+        Declined: they are others.
+    """
+    found = weight.qparams()
+    if isinstance(found, QParams) and found.dtype is torch.int8 and found.group_size is None:
+        if not bool(found.zero_point.any()):
+            return found
+    raise Declined("its integers are no symmetric int8 by row")
+
+
+def _has_bytes(graph: AlgorithmGraph, node: Node) -> bool:
+    """True if the input of an operator is quantized to 8 bits."""
+    observer: Any = graph.observer(argument(node, "input"))
+    return getattr(observer, "dtype", None) in (torch.uint8, torch.int8)
+
+
+def _rows_axis(node: Node) -> int:
+    """The axis of a weight along which there are the results' channels."""
+    return int(is_call(node, CONV_TRANSPOSE))
+
+
+def _is_depthwise(node: Node) -> bool:
+    """True if each result channel of a convolution is made of one input channel of its own."""
+    if not is_call(node, CONV):
+        return False
+    shape = argument(node, "weight").meta["val"].shape
+    return bool(shape[1] == 1 and argument(node, "groups") == shape[0])
