@@ -96,7 +96,7 @@ def deciding_without(decide: Decide, failures: Sequence[Failure]) -> Decide:
 
         def takes_tried(kernel: Kernel, match: Match) -> bool:
             reason = reasons.get((kernel.name, match.anchor.name))
-            if reason is None and fallback_of(match.anchor):
+            if reason is None and any(map(fallback_of, match.covered)):
                 reason = "its lowering was refused in integers"
             if reason is None:
                 return takes(kernel, match)

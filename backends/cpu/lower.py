@@ -16,6 +16,7 @@ from pt2e_quant.backends.cpu.failed_products import (
     find_failures,
     hold_weights,
 )
+from pt2e_quant.backends.cpu.leave_saturating import leave_saturating
 from pt2e_quant.backends.cpu.passes.module_passes import (
     fold_packing,
     reshape_views,
@@ -29,27 +30,23 @@ from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY, fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.float_retries import Fallback
-from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.pair_sums import MOST, greatest_pairs
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report.report import FloatRegion, Report
-from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
+from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, kernel_cpu, measured_here
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
-from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.read_scheme import scheme_of
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -72,10 +69,6 @@ MODULE_PASSES: tuple[GraphPass, ...] = (
 """Passes from a program that any tool of torch takes to the module that runs by itself."""
 
 _UNTRIED = f"trials are off (`without_trials()`, or {TRIALS_VARIABLE} in the environment)"
-_FIX = (
-    'quantize with recipe "int8", or your own quantizer with algorithms=["pair_scales", '
-    '"pair_codes"]: their sums are exact on any CPU'
-)
 
 
 def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[GraphPass, ...]:
@@ -106,12 +99,6 @@ class Options(AnyOptions):
     tries: bool = True
 
 
-def _start(gm: GraphModule, options: Options) -> GraphModule:
-    gm = in_float32(gm)
-    _refuse_saturation(gm)
-    return gm
-
-
 def _emit(job: Job[Options]) -> Draft:
     options, stored = job.options, write_program(job.gm, "cpu", record=job.options.record)
     artifact = _assemble(stored, options.registry, tries=options.tries, validation=job.validation)
@@ -134,10 +121,8 @@ def load(path: str | Path, *, registry: Registry = REGISTRY, tries: bool = True)
 
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
-        UnsupportedError: sums would saturate on this machine.
     """
     stored = read_program(path, "cpu", SUFFIX)
-    _refuse_saturation(stored.gm)
     artifact = _assemble(stored, registry, tries=tries)
     artifact.quantized = stored.gm
     return artifact
@@ -150,8 +135,9 @@ def _assemble(
     tries: bool,
     validation: Validation | None = None,
 ) -> CpuArtifact:
-    gm = stored.gm
     report = stored.report("oneDNN")
+    gm, saturating = leave_saturating(stored.gm)
+    report.float_regions.extend(saturating)
     is_tried = tries and are_tried()
     program = _tried_graph(gm, registry, report, tries=is_tried, validation=validation)
     module = make_module(program, validation)
@@ -211,43 +197,9 @@ def make_module(program: GraphModule, validation: Validation | None = None) -> G
     return opaque_to_compile(edited_copy(program, MODULE_PASSES, validation=validation))
 
 
-def _refuse_saturation(gm: GraphModule) -> None:
-    """Refuse 8-bit activations where oneDNN's sums of their products may be cut off.
-
-    Raises:
-        UnsupportedError: naming the first such product.
-    """
-    if onednn_is_exact():
-        return
-    for graph in named_graphs(gm):
-        for node in graph.gm.graph.nodes:
-            if is_call(node, (*LINEAR, *CONV)) and _saturates(graph.gm, node):
-                raise UnsupportedError(
-                    "this machine's oneDNN cuts off sums of 8-bit products of this weight (it has "
-                    "no VNNI, or ONEDNN_MAX_CPU_ISA hides it)",
-                    node=node,
-                    fix=_FIX,
-                )
-
-
-def _saturates(gm: GraphModule, node: Node) -> bool:
-    """True if a product of 8-bit activations has a weight whose pairs exceed 16 bits."""
-    x, weight = argument(node, "input"), argument(node, "weight")
-    affine = affine_of(x) if is_dequantize(x) else None
-    if affine is None or affine.dtype not in (torch.uint8, torch.int8) or not is_dequantize(weight):
-        return False
-    if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) <= 127:
-        return False
-    codes = constant_of(gm, weight.all_input_nodes[0])
-    # Kernels of one channel for each group add in 32 bits.
-    is_depthwise = codes is not None and codes.dim() > 2 and codes.shape[1] == 1
-    return codes is not None and not is_depthwise and float(greatest_pairs(codes).amax()) > MOST
-
-
 LOWERING = Lowering(
     name="cpu",
     options=Options,
-    prepare=_start,
     emit=_emit,
     load=load,
     fallback=lambda _: Fallback.FLOAT,

@@ -39,28 +39,36 @@ _ALGORITHMS = (
 )
 
 
+def _static(
+    timed: tuple[GraphPass, ...],
+    name: str,
+    text: str,
+    *first: GraphPass,
+    scheme: Scheme = INT8,
+    algorithms: tuple[Algorithm, ...] = (*FIT_PAIRS, *_ALGORITHMS),
+) -> Recipe:
+    """A recipe with calibrated activations; `timed` places layers by their measured times."""
+    return Recipe(
+        name=name,
+        text=text,
+        scheme=scheme,
+        observers=_BEST,
+        transforms=(*first, *timed),
+        algorithms=algorithms,
+    )
+
+
+def _fitting(recipe: Recipe) -> Recipe:
+    """A recipe whose sums are exact on any CPU."""
+    return replace(recipe, algorithms=(*FIT_PAIRS, *recipe.algorithms))
+
+
 def recipes_of(registry: Registry) -> Recipes:
     """The recipes; static ones place the layers of a registry's kernels by their measured times."""
     place = place_integer_regions(policy_of(registry))
-    timed = (place_by_speed(registry), place)
     free = partial(without_data, transforms=(place,))
 
-    def static(
-        name: str,
-        text: str,
-        *first: GraphPass,
-        scheme: Scheme = INT8,
-        algorithms: tuple[Algorithm, ...] = (*FIT_PAIRS, *_ALGORITHMS),
-    ) -> Recipe:
-        return Recipe(
-            name=name,
-            text=text,
-            scheme=scheme,
-            observers=_BEST,
-            transforms=(*first, *timed),
-            algorithms=algorithms,
-        )
-
+    static = partial(_static, (place_by_speed(registry), place))
     full = partial(static, algorithms=_ALGORITHMS)
     return Recipes(
         "CPU",
@@ -81,10 +89,12 @@ def recipes_of(registry: Registry) -> Recipes:
                 "int8, and float attention in bfloat16: for CPUs with AMX or AVX512-BF16",
                 narrow_attention,
             ),
-            free(
-                "int8_dynamic",
-                "linears: int8 activations per token at run time, int8 weights per row; no "
-                "calibration; exact sums on any CPU",
+            _fitting(
+                free(
+                    "int8_dynamic",
+                    "linears: int8 activations per token at run time, int8 weights per row; no "
+                    "calibration; exact sums on any CPU",
+                )
             ),
             free(
                 "a8w4",

@@ -23,7 +23,7 @@ from pt2e_quant.kernels.int8_linear import op as unit
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn import limbs_site
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.exact_products import multiplies_exactly
 from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs
 from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
@@ -166,7 +166,7 @@ def build_dynamic(site: Site) -> Node:
     """`int8_linear_rows` on a packed weight where its sums are exact, else `int8_linear`."""
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
-    if not onednn_is_exact() or not sums_fit_float(weight.integers):
+    if not multiplies_exactly(weight.integers) or not sums_fit_float(weight.integers):
         plainly = unit.build(site)
         plainly.meta[SHAPE_CLASS_KEY] = _BY_INT_MM
         return plainly

@@ -10,7 +10,6 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA, Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.fused_op import fake_linear
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import QLinear
 from pt2e_quant.kernels.profiler_range import profiler_range
 from pt2e_quant.kernels.quantize_per_token.cpu_dynamic import qparams_of_one, quantize_per_token
@@ -148,12 +147,6 @@ def _run(
     shape = (*x.shape[:-1], weight_scale.shape[0])
     if x.numel() == 0:
         return finish(x.new_zeros(shape, dtype=torch.float32), Epilogue(**epilogue))
-    if not onednn_is_exact():
-        raise UnsupportedError(
-            "this machine's oneDNN saturates sums of 8-bit products (it has no VNNI, or "
-            "ONEDNN_MAX_CPU_ISA hides it)",
-            fix="lower the canonical program on this machine: it takes exact products there",
-        )
     # Called in grad mode, steps into buffers would ask autograd for what they have no gradient of.
     with torch.no_grad(), profiler_range("int8_linear_rows", label):
         rows = x.reshape(-1, x.shape[-1])
@@ -182,7 +175,8 @@ torch.library.register_fake("pt2e_quant::int8_linear_rows", lib=_LIBRARY)(
 Int8LinearRows = torch.ops.pt2e_quant.int8_linear_rows.default
 """`int8_linear` on oneDNN's packed weight, equal to the definition to the last bit.
 
-    packed: `pack_onednn_linear(weight, None)` of an int8[N, K] that `sums_fit_float` holds for.
+    packed: `pack_onednn_linear(weight, None)` of an int8[N, K] that `sums_fit_float` and
+        `multiplies_exactly` hold for.
     weight_sum: float32[N], the sum of each row of weight; None multiplies by one row more instead.
 
 The other arguments are those of `op.Int8Linear`.

@@ -3,12 +3,15 @@
 Instruction sets before VNNI add pairs of products in 16 bits: 255 * 127 * 2 does not fit and is
 cut off, silently, to half of the true sum. Activations of 7 bits fit (127 * 127 * 2 < 2 ** 15). The
 CPU's feature flags do not tell what oneDNN runs (ONEDNN_MAX_CPU_ISA caps it), so it is tried.
+Weights whose pairs fit into 16 bits (`core.pair_sums`) are multiplied exactly all the same.
 """
 
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from pt2e_quant.core.pair_sums import MOST, greatest_pairs
 
 _K, _N = 64, 16
 
@@ -21,6 +24,17 @@ def onednn_is_exact() -> bool:
     for single rows; milliseconds, once a process.
     """
     return all(_largest_sum(rows) == 255 * 127 * _K for rows in (1, 16))
+
+
+def multiplies_exactly(weight: Tensor) -> bool:
+    """True if sums of uint8 activations by a weight int8[N, K, *window] are exact here.
+
+    Kernels of one channel for each group add in 32 bits anywhere.
+    """
+    is_depthwise = weight.dim() > 2 and weight.shape[1] == 1
+    if onednn_is_exact() or is_depthwise or not weight.numel():
+        return True
+    return float(greatest_pairs(weight).amax()) <= MOST
 
 
 def _largest_sum(rows: int) -> float:

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs
 from pt2e_quant.core.qparams import QParams
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
@@ -26,10 +27,19 @@ class _PairAlgorithm(Algorithm):
     fits: ClassVar[str] = "int8 weights of linears and convolutions with 8-bit activations"
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """Every such weight; kernels of depthwise convolutions add in 32 bits."""
+        """Every such weight, once for all that read it.
+
+        Kernels of depthwise convolutions add in 32 bits.
+        """
+        met: set[Node] = set()
         for node in graph.quantized((*LINEAR, *CONV, *CONV_TRANSPOSE)):
-            if _has_bytes(graph, node) and not _is_depthwise(node):
-                yield Site(graph, node, "weight")
+            observed = argument(node, "weight")
+            if observed in met or not _has_bytes(graph, node) or _is_depthwise(node):
+                continue
+            met.add(observed)
+            (held,) = observed.all_input_nodes
+            if constant_of(graph.gm, held) is not None and held.op == "get_attr":
+                yield Site(graph, node, "weight", Constant(graph, node, held, observed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +55,7 @@ class PairScales(_PairAlgorithm):
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Widen the scales of one weight."""
-        weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
+        weight: Constant = site.plan
         qparams = _plain(weight)
         rows = weight.value.detach().movedim(_rows_axis(site.node), 0)
         needed = (greatest_pairs(rows) / (MOST - _ROUNDED)).float()
@@ -70,7 +80,7 @@ class PairCodes(_PairAlgorithm):
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Lower integers of one weight."""
-        weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
+        weight: Constant = site.plan
         _plain(weight)
         axis = _rows_axis(site.node)
         value, grid = weight.value.detach(), weight.grid()

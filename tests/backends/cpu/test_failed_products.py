@@ -11,6 +11,7 @@ from pt2e_quant.backends.cpu import failed_products, lower
 from pt2e_quant.backends.cpu.failed_products import FAILED_PRODUCT
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.product_trial.product import Operator
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -58,10 +59,13 @@ MODELS = {
     "linear": ("int8", mlp, (5, 24)),
     "reduced": ("int8_reduced", mlp, (5, 24)),
     "dynamic": ("int8_dynamic", mlp, (5, 24)),
-    "weight_only": ("w8", mlp, (5, 24)),
-    "int4": ("w4", mlp, (5, 24)),
-    "int4_groups": ("w4_g32", lambda: mlp(64), (17, 64)),
 }
+if onednn_is_exact():  # without VNNI these weights stay float
+    MODELS |= {
+        "weight_only": ("w8", mlp, (5, 24)),
+        "int4": ("w4", mlp, (5, 24)),
+        "int4_groups": ("w4_g32", lambda: mlp(64), (17, 64)),
+    }
 
 
 def weights_left(program):

@@ -330,17 +330,6 @@ def test_file_when_not_ours_then_refused(tmp_path, content):
         CPU.load(path)
 
 
-def test_lower_when_sums_would_saturate_then_refused_with_the_recipe_that_does_not(monkeypatch):
-    x = noise(1, 3, 8, 8)
-    full = quantized(small_net(), x, "int8_full")
-    reduced = quantized(small_net(), x, "int8_reduced")
-    monkeypatch.setattr(lowering, "onednn_is_exact", lambda: False)
-    with pytest.raises(UnsupportedError, match='recipe "int8"'):
-        CPU.lower(full)
-    for exact in (reduced, quantized(small_net(), x, "int8")):
-        assert CPU.lower(exact).report.integer_ops["onednn.qconv_pointwise"] == 2
-
-
 @EVEN_KERNELS
 def test_conv_when_padded_unevenly_then_float_with_the_reason():
     model = nn.Sequential(nn.Conv2d(3, 4, 2, padding="same"), nn.ReLU(), nn.Conv2d(4, 4, 1))
@@ -361,9 +350,8 @@ def test_lower_when_a_weight_has_no_operator_then_refused_or_named():
     with pytest.raises(UnsupportedError, match="strict=False"):
         CPU.lower(gm)
     artifact = CPU.lower(gm, strict=False)
-    assert [float_region.what for float_region in artifact.report.float_regions] == [
-        "dequantize of a weight"
-    ]
+    found = [region.what for region in artifact.report.float_regions]
+    assert found.count("dequantize of a weight") == 1
 
 
 def test_lower_when_done_then_the_canonical_graph_is_as_it_was():

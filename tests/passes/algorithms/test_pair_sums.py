@@ -83,3 +83,25 @@ def test_pair_algorithms_when_recorded_then_the_table_says_so() -> None:
     records = pq.provenance_of(converted()).tensors
     told = [r for r in records if any("pair_scales" in step for step in r.steps)]
     assert len(told) == 3
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.last(self.first(x) + self.first(0.5 * x))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "cpu"])
+def test_pair_algorithms_when_a_weight_is_read_twice_then_it_fits_too(backend) -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    quantizer = pq.backends.get(backend).quantizer("int8").allowing("slower")
+    prepared = pq.prepare_pt2e(torch.export.export(Twice().eval(), (x,)), quantizer)
+    made = codes(pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False)))
+    assert len(made) == 2
+    assert all(float(greatest_pairs(value).max()) <= MOST for value in made.values())
