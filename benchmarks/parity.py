@@ -33,13 +33,27 @@ The Triton kernels of the last one run by their definitions where there is no GP
 """
 OPTIONS: dict[str, dict[str, Any]] = {"cuda": {"allow_unmeasured": True}}
 """What a backend's `lower` is given beside the graph."""
+_FLOAT_SUM = "computed in float, whose sum is rounded at each step"
 REASONS = {
     (
         "relu",
         "onnx",
     ): "the relu is dropped, and two pairs of q/dq that follow each other are merged "
     "into one: the input is rounded once, to the output's scale",
-    ("mean", "cpu"): "computed in float, whose sum is rounded at each step",
+    ("mean", "cpu"): _FLOAT_SUM,
+    ("matmul", "cpu"): _FLOAT_SUM,
+    ("conv_transpose2d", "onnx"): _FLOAT_SUM,
+    (
+        "maximum",
+        "xnnpack",
+    ): "a value 8e-6 of a step above a tie, which the quotient of the scales in float32 is on",
+    **{
+        (name, runtime): "the runtime computes it in float, with exponentials or sums of its own"
+        for name, runtime in (
+            *(("softmax", "xnnpack"), ("softmax", "cpu"), ("softmax", "cuda")),
+            *(("layer_norm", "xnnpack"), ("rms_norm", "xnnpack")),
+        )
+    },
 }
 """Why a runtime is not equal to the reference; any other row must be."""
 
@@ -58,6 +72,14 @@ class Branches(nn.Module):
         return tuple(
             part(*islice(given, count)) for part, count in zip(self.parts, self.taken, strict=True)
         )
+
+
+class Joined(nn.Module):
+    """Two tensors behind each other."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Both along the last axis."""
+        return torch.cat((x, y), -1)
 
 
 class Residual(nn.Module):
@@ -108,6 +130,17 @@ OPERATORS = {
     "gelu": Case(nn.GELU, [_ROWS]),
     "elu": Case(nn.ELU, [_ROWS]),
     "silu": Case(nn.SiLU, [_ROWS]),
+    "conv1d": Case(partial(nn.Conv1d, 8, 8, 3, padding=1), [(1, 8, 64)]),
+    "conv_transpose2d": Case(partial(nn.ConvTranspose2d, 8, 8, 3, padding=1), [_IMAGE]),
+    "matmul": Case(partial(Call, torch.matmul), [(4, 16, 24), (4, 24, 16)]),
+    "cat": Case(Joined, [(8, 32), (8, 32)]),
+    "maximum": Case(partial(Call, torch.maximum), [_ROWS, _ROWS]),
+    "softmax": Case(partial(nn.Softmax, -1), [_ROWS]),
+    "layer_norm": Case(partial(nn.LayerNorm, 64), [_ROWS]),
+    "rms_norm": Case(partial(nn.RMSNorm, 64, eps=1e-6), [_ROWS]),
+    "nearest resize": Case(partial(nn.Upsample, scale_factor=2), [(1, 8, 4, 8)]),
+    "pad": Case(partial(nn.ZeroPad2d, 1), [(1, 8, 6, 10)]),
+    "transpose": Case(partial(nn.Unflatten, 1, (8, 8)), [_ROWS]),
     "a CNN": Case(Residual, [(50, 3, 16, 16)]),
 }
 
