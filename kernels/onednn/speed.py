@@ -45,8 +45,9 @@ def measured_cpu(package: str, path: str) -> str:
     """The slug of the CPU most like this one that a package has a file of measurements for.
 
     This CPU's own, or the nearest one with fewer instructions, which run here too, or the nearest
-    one with more: what was slower in integers there is hardly faster here. CPUs whose instructions
-    have no slug are like no other. The variable PT2E_QUANT_MEASURED_CPU names one for every
+    one with more: what was slower in integers there is hardly faster here. Those with VNNI where
+    this one has it, or without where it has not, come first: it is worth the most. CPUs whose
+    instructions have no slug are like no other. The variable PT2E_QUANT_MEASURED_CPU names one for every
     machine, so that files do not depend on the machine that makes them.
 
     Args:
@@ -62,7 +63,8 @@ def measured_cpu(package: str, path: str) -> str:
     if here not in slugs:
         return here
     at = slugs.index(here)
-    likely = (here, *slugs[at + 1 :], *reversed(slugs[:at]))
+    nearest = (here, *slugs[at + 1 :], *reversed(slugs[:at]))
+    likely = sorted(nearest, key=lambda slug: has_vnni(slug) is not has_vnni(here))
     root = files(package)
     return next((s for s in likely if root.joinpath(path.format(cpu=s)).is_file()), here)
 

@@ -46,6 +46,22 @@ def test_measured_cpu_when_this_one_has_no_file_then_the_most_like_it(
     assert speed.measured_cpu.__wrapped__(package, "measured/{cpu}.json") == found
 
 
+@pytest.mark.parametrize(
+    ("here", "found"),
+    [("cpu_avx512_vnni", "cpu_amx"), ("cpu_avx512_bf16", "cpu_amx"), ("cpu_avx512", "cpu_avx2")],
+)
+def test_measured_cpu_when_one_has_vnni_as_this_then_that_comes_first(
+    monkeypatch, package, tmp_path, here, found
+):
+    folder = tmp_path / package / "measured"
+    for file in folder.iterdir():
+        file.unlink()
+    for cpu in ("cpu_amx", "cpu_avx2"):
+        (folder / f"{cpu}.json").write_text("{}")
+    monkeypatch.setattr(speed, "cpu_slug", lambda: here)
+    assert speed.measured_cpu.__wrapped__(package, "measured/{cpu}.json") == found
+
+
 def test_measured_cpu_when_there_is_no_file_then_this_one(monkeypatch, package):
     monkeypatch.setattr(speed, "cpu_slug", lambda: "cpu_amx")
     assert speed.measured_cpu.__wrapped__(package, "missing/{cpu}.json") == "cpu_amx"
