@@ -47,8 +47,8 @@ def measured_cpu(package: str, path: str) -> str:
     This CPU's own, or the nearest one with fewer instructions, which run here too, or the nearest
     one with more: what was slower in integers there is hardly faster here. Those with VNNI where
     this one has it, or without where it has not, come first: it is worth the most. CPUs whose
-    instructions have no slug are like no other. The variable PT2E_QUANT_MEASURED_CPU names one for every
-    machine, so that files do not depend on the machine that makes them.
+    instructions have no slug are like no other. The variable PT2E_QUANT_MEASURED_CPU names one for
+    every machine, so that files do not depend on the machine that makes them.
 
     Args:
         package: the package with the file.
