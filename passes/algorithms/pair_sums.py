@@ -16,6 +16,8 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.grid import Declined
 
+_BLOCK = 1 << 20
+"""Elements that are looked at together."""
 _ROUNDED = 2
 """By so much the integers of a pair exceed its real weights where both are rounded up."""
 
@@ -58,7 +60,7 @@ class PairScales(_PairAlgorithm):
         weight: Constant = site.plan
         qparams = _plain(weight)
         rows = weight.value.detach().movedim(_rows_axis(site.node), 0)
-        needed = (greatest_pairs(rows) / (MOST - _ROUNDED)).float()
+        needed = greatest_pairs(rows) / (MOST - _ROUNDED)
         if qparams.axis is None:
             needed = needed.amax().reshape(qparams.scale.shape)
         scale = torch.maximum(qparams.scale, needed)
@@ -82,17 +84,23 @@ class PairCodes(_PairAlgorithm):
         """Lower integers of one weight."""
         weight: Constant = site.plan
         _plain(weight)
-        axis = _rows_axis(site.node)
-        value, grid = weight.value.detach(), weight.grid()
-        codes = (grid.nearest(value.float()) / grid.scale).round().to(torch.int32)
-        made = fitted(codes.movedim(axis, 0)).movedim(0, axis)
-        changed = made != codes
-        if not bool(changed.any()):
+        axis, grid = _rows_axis(site.node), weight.grid()
+        rows, scale = (x.movedim(axis, 0) for x in (weight.value.detach(), grid.scale))
+        made, lowered = [], 0
+        # By blocks of rows, as a table may be half of a model.
+        step = max(1, _BLOCK * rows.shape[0] // max(1, rows.numel()))
+        for value, per_step in zip(rows.split(step), scale.split(step), strict=True):
+            codes = (value.float() / per_step).round().clamp(grid.quant_min, grid.quant_max)
+            kept = fitted(codes.to(torch.int16))
+            changed = kept != codes
+            lowered += int(changed.sum())
+            made.append(torch.where(changed, kept * per_step, value))
+        if not lowered:
             raise Declined("its pairs fit into 16 bits")
-        weight.set(torch.where(changed, made * grid.scale, value), keeps_qparams=True)
-        step = f"{self.name}: {int(changed.sum())} integers lowered, so that pairs fit into 16 bits"
-        weight.note(step)
-        return step
+        weight.set(torch.cat(made).movedim(0, axis).contiguous(), keeps_qparams=True)
+        told = f"{self.name}: {lowered} integers lowered, so that pairs fit into 16 bits"
+        weight.note(told)
+        return told
 
 
 def _plain(weight: Constant) -> QParams:

@@ -13,40 +13,46 @@ from torch.nn import functional
 MOST = 128
 """The greatest sum of a pair's weights of one sign: 255 * 128 < 2 ** 15."""
 
-
-def pairs_of(weight: Tensor) -> Tensor:
-    """The neighbours of each row, as kernels add them up.
-
-    Kernels take a row of a convolution position by position, and the channels of a position one
-    after the other. An odd number of channels is padded by some and runs on into the next position
-    in others: both pairs are among the result.
-
-    Args:
-        weight: [rows, channels, *window].
-
-    Returns:
-        [rows, pairs, 2] of the same dtype, 0 beside the last of an odd number.
-    """
-    by_position = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight.unsqueeze(1)
-    found = [_halved(by_position).flatten(1, 2)]
-    if weight.shape[1] % 2 and by_position.shape[1] > 1:
-        found.append(_halved(by_position.flatten(1)))
-    return torch.cat(found, 1)
+_BLOCK = 1 << 20
+"""Elements that are looked at together."""
 
 
 def greatest_pairs(weight: Tensor) -> Tensor:
     """The greatest sum of a pair's weights of one sign in each row; 0 of an empty row.
 
+    Kernels take a row of a convolution position by position, and the channels of a position one
+    after the other. An odd number of channels is padded by some and runs on into the next position
+    in others: both pairs count. Takes the memory of a block of rows.
+
     Args:
         weight: [rows, channels, *window], integers or real numbers.
 
     Returns:
-        float64[rows], no negative ones.
+        float32[rows], no negative ones.
     """
-    pairs = pairs_of(weight.double())
-    if not pairs.numel():
-        return pairs.new_zeros(weight.shape[0])
-    return torch.maximum(_one_sign(pairs), _one_sign(-pairs)).amax(1)
+    if not weight.numel():
+        return torch.zeros(weight.shape[0])
+    step = max(1, _BLOCK * weight.shape[0] // weight.numel())
+    return torch.cat([_greatest(rows.float()) for rows in weight.split(step)])
+
+
+def _greatest(rows: Tensor) -> Tensor:
+    # Of one sign their sum is the greater one; of two signs the greater of them is.
+    found = rows.abs().flatten(1).amax(1)
+    for each in _arranged(rows):
+        pairs = each[..., :-1:2] + each[..., 1::2]
+        if pairs.numel():
+            found = torch.maximum(found, pairs.abs_().flatten(1).amax(1))
+    return found
+
+
+def _arranged(rows: Tensor) -> list[Tensor]:
+    """The rows as kernels multiply them, the pairs along the last axis."""
+    if rows.dim() < 3:
+        return [rows]
+    by_position = rows.flatten(2).transpose(1, 2)
+    runs_on = rows.shape[1] % 2 and by_position.shape[1] > 1
+    return [by_position, by_position.flatten(1)] if runs_on else [by_position]
 
 
 def fitted(codes: Tensor) -> Tensor:
@@ -58,31 +64,22 @@ def fitted(codes: Tensor) -> Tensor:
     Returns:
         Integers of the same shape and dtype; those of pairs that fit are as they were.
     """
-    codes = codes.clone()
-    rows = codes.flatten(2).transpose(1, 2) if codes.dim() > 2 else codes.unsqueeze(1)
-    runs_on = codes.shape[1] % 2 and rows.shape[1] > 1
-    for joined in (False, True) if runs_on else (False,):
-        made = (_fit(rows.flatten(1)) if joined else _fit(rows)).reshape(rows.shape)
-        rows = made
-    kept = rows.transpose(1, 2) if codes.dim() > 2 else rows.squeeze(1)
-    return kept.reshape(codes.shape).to(codes.dtype)
+    rows = codes.int()
+    for index in range(len(_arranged(rows))):
+        made = _fit(_arranged(rows)[index])
+        if rows.dim() > 2:
+            positions = rows.flatten(2).shape[2]
+            made = made.reshape(rows.shape[0], positions, rows.shape[1]).transpose(1, 2)
+        rows = made.reshape(codes.shape)
+    return rows.to(codes.dtype)
 
 
 def _fit(rows: Tensor) -> Tensor:
     """Fit the pairs along the last axis."""
-    pairs = _halved(rows.int())
+    padded = functional.pad(rows, (0, rows.shape[-1] % 2))
+    pairs = padded.reshape(*rows.shape[:-1], -1, 2)
     size, sign = pairs.abs(), pairs.sign()
     over = (size.sum(-1) - MOST).clamp(min=0) * (sign[..., 0] * sign[..., 1] > 0)
     first = (size[..., 0] >= size[..., 1]).int()
     less = torch.stack((over * first, over * (1 - first)), -1)
     return (sign * (size - less)).flatten(-2)[..., : rows.shape[-1]]
-
-
-def _one_sign(pairs: Tensor) -> Tensor:
-    return pairs.clamp(min=0).sum(-1)
-
-
-def _halved(rows: Tensor) -> Tensor:
-    """[…, n] as […, (n + 1) // 2, 2]."""
-    padded = functional.pad(rows, (0, rows.shape[-1] % 2))
-    return padded.reshape(*rows.shape[:-1], -1, 2)
