@@ -1,5 +1,7 @@
 """Which file of measured ratios is read on a CPU."""
 
+import sys
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ def package(tmp_path, monkeypatch):
     for cpu in ("cpu_avx512_bf16", "cpu_avx2_vnni"):
         (folder / "measured" / f"{cpu}.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, folder.name, raising=False)  # another test's folder
     monkeypatch.delenv(speed.MEASURED_CPU_VARIABLE, raising=False)
     return folder.name
 
