@@ -17,6 +17,7 @@ from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.tensors import QuantizedTensor, load_module, register_hugging_face, save_module
 from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.quantize import quantize_
+from tests.needs_vnni import NEEDS_VNNI
 
 SCHEMES = ("w8", "int8_dynamic", "w4_g32", "mxfp4_weight_only", "fp8_dynamic")
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
@@ -255,7 +256,7 @@ def test_to_when_any_function_keeps_the_weight_then_works(function):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
-@pytest.mark.parametrize("layout", ["plain", "onednn"])
+@pytest.mark.parametrize("layout", ["plain", pytest.param("onednn", marks=NEEDS_VNNI)])
 def test_module_when_traced_by_torchscript_then_refused(layout):
     with pytest.raises(UnsupportedError, match=r"(?s)torch\.jit\.trace cannot hold.*torch\.export"):
         torch.jit.trace(net("w8", layout=layout), (X,))

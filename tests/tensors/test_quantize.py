@@ -12,6 +12,7 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.tensors import QuantizedTensor
 from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.quantize import pack_, quantize_
+from tests.needs_vnni import NEEDS_VNNI
 
 
 class Net(nn.Module):
@@ -173,6 +174,7 @@ def test_module_when_weights_are_tied_then_stay_one_tensor():
     assert model.head.weight.form.layout == "plain"  # rows are gathered from it
 
 
+@NEEDS_VNNI
 def test_module_when_packed_anew_then_codes_and_ties_stay():
     model = Net().eval()
     model.head.weight = model.table.weight = nn.Parameter(torch.randn(32, 64))

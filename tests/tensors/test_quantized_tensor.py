@@ -12,6 +12,7 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor, fallbacks, forget_fallbacks, strict
+from tests.needs_vnni import NEEDS_VNNI
 
 PLACES = (
     ("w8", "plain"),
@@ -23,12 +24,17 @@ PLACES = (
 )
 
 
+MARKED = [
+    pytest.param(*place, marks=NEEDS_VNNI if place[1] == "onednn" else ()) for place in PLACES
+]
+
+
 def quantized(name="w8", layout="plain", shape=(16, 64), **named):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return QuantizedTensor.from_float(values, scheme_named(name).weight, layout=layout, **named)
 
 
-@pytest.mark.parametrize(("name", "layout"), PLACES)
+@pytest.mark.parametrize(("name", "layout"), MARKED)
 def test_tensor_when_pickled_by_weights_only_then_comes_back(name, layout):
     file = io.BytesIO()
     parameter = nn.Parameter(quantized(name, layout), requires_grad=False)
@@ -41,7 +47,7 @@ def test_tensor_when_pickled_by_weights_only_then_comes_back(name, layout):
     assert found.form.layout in ("plain", "packed")  # what any machine reads
 
 
-@pytest.mark.parametrize(("name", "layout"), PLACES)
+@pytest.mark.parametrize(("name", "layout"), MARKED)
 def test_tensor_when_copied_and_detached_then_stays_quantized(name, layout):
     tensor = quantized(name, layout)
     for made in (copy.deepcopy(tensor), tensor.clone(), tensor.detach(), tensor.data):
@@ -50,7 +56,7 @@ def test_tensor_when_copied_and_detached_then_stays_quantized(name, layout):
         assert torch.equal(made.dequantize(), tensor.dequantize())
 
 
-@pytest.mark.parametrize(("name", "layout"), PLACES)
+@pytest.mark.parametrize(("name", "layout"), MARKED)
 def test_tensor_when_moved_or_cast_then_codes_stay(name, layout):
     tensor = quantized(name, layout)
     half = tensor.to(torch.bfloat16)
@@ -62,7 +68,7 @@ def test_tensor_when_moved_or_cast_then_codes_stay(name, layout):
     assert meta.device.type == "meta"
 
 
-@pytest.mark.parametrize(("name", "layout"), PLACES)
+@pytest.mark.parametrize(("name", "layout"), MARKED)
 def test_tensor_when_transposed_then_product_is_the_linear(name, layout):
     tensor, x = quantized(name, layout), torch.randn(3, 64)
     assert tensor.t().shape == (64, 16)
@@ -182,6 +188,7 @@ def test_tensor_when_scales_would_be_dynamic_then_refused():
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+@NEEDS_VNNI
 def test_module_when_its_weight_is_packed_for_onednn_then_moves_and_casts(name):
     scheme = scheme_named(name)
     layer = nn.Linear(64, 16)

@@ -18,6 +18,7 @@ from pt2e_quant.tensors.values import (
     quantize_values,
     to_qparams,
 )
+from tests.needs_vnni import NEEDS_VNNI
 
 INTEGERS = ("w2", "w3_g32", "w4", "w4_g32", "w5", "w8")
 WEIGHTS = {name: scheme_named(name).weight for name in INTEGERS}
@@ -63,6 +64,7 @@ def test_qparams_when_parts_hold_them_then_they_come_back(name):
     assert (found.axis, found.group_size) == (back.axis, back.group_size)
 
 
+@NEEDS_VNNI
 def test_values_when_the_graph_flow_quantizes_them_then_codes_are_equal():
     torch.manual_seed(0)
     model = nn.Linear(128, 6)

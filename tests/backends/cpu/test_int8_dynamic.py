@@ -17,11 +17,9 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.kernels.int8_linear import cpu
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.speed import cpu_slug
+from tests.needs_vnni import NEEDS_VNNI
 from tests.small_models import MODELS
-
-NEEDS_VNNI = pytest.mark.skipif(not onednn_is_exact(), reason="oneDNN saturates here")
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

@@ -17,6 +17,7 @@ from pt2e_quant.graph.show import show
 from pt2e_quant.tensors.graphs.graph import quantized_weights, real_weights, to_graph
 from pt2e_quant.tensors.graphs.load_graph import load_graph
 from pt2e_quant.tensors.quantize import quantize_
+from tests.needs_vnni import NEEDS_VNNI
 
 SCHEMES = ("w8", "int8_dynamic", "w4_g32", "a8w4_g32", "mxfp4_weight_only", "nf4", "fp8_dynamic")
 
@@ -185,6 +186,7 @@ def test_graph_when_modules_share_an_input_with_other_scales_then_refused():
         to_graph(model, (x,))
 
 
+@NEEDS_VNNI
 def test_lowering_when_the_backend_does_not_take_the_scheme_then_says_why():
     model = mlp()
     quantize_(model, "nf4", lambda module, path: path == "0")

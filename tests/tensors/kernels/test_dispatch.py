@@ -8,6 +8,7 @@ from torch.profiler import profile
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor, register_kernel, unregister_kernel
+from tests.needs_vnni import NEEDS_VNNI
 
 
 def quantized(name, layout):
@@ -25,8 +26,8 @@ def ranges(run):
 @pytest.mark.parametrize(
     ("name", "layout", "expected"),
     [
-        ("w8", "onednn", "int8 onednn linear_of_limbs"),
-        ("int8_dynamic", "onednn", "int8 onednn int8_linear_rows"),
+        pytest.param("w8", "onednn", "int8 onednn linear_of_limbs", marks=NEEDS_VNNI),
+        pytest.param("int8_dynamic", "onednn", "int8 onednn int8_linear_rows", marks=NEEDS_VNNI),
         ("w4_g32", "packed", "int4 packed reference"),
         ("w4_g32", "int4_rows", "int4 int4_rows linear_of_int4"),
         ("mxfp8", "plain", "float8_e4m3fn plain reference"),
@@ -60,6 +61,7 @@ def test_kernel_when_a_user_registers_one_then_it_runs_and_is_seen():
         unregister_kernel("test_mine")
 
 
+@NEEDS_VNNI
 def test_dispatch_when_a_function_hides_its_linear_then_the_kernel_still_runs():
     layer = nn.MultiheadAttention(64, 4, batch_first=True).eval()
     layer.out_proj.weight = nn.Parameter(quantized_rows("int8_dynamic"), requires_grad=False)
@@ -75,6 +77,7 @@ def quantized_rows(name):
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic", "w4"])
+@NEEDS_VNNI
 def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
     plain, packed = quantized(name, "plain"), quantized(name, "onednn")
     for rows in (1, 5, 40):
@@ -85,11 +88,13 @@ def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+@NEEDS_VNNI
 def test_weights_when_packed_for_onednn_then_take_a_byte_a_code_and_a_scale_a_row(name):
     assert quantized(name, "onednn").nbytes == 16 * 64 + 16 * 4
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+@NEEDS_VNNI
 def test_kernels_of_onednn_when_a_compiler_follows_them_then_are_equal_to_the_bit(name):
     weight, bias = quantized_rows(name), torch.randn(64, generator=torch.Generator().manual_seed(2))
     seen = []

@@ -7,6 +7,7 @@ from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.kernels.dispatch import find_kernel
 from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from tests.needs_vnni import NEEDS_VNNI
 
 CASES = (
     ("w4_g32", "int4_tiles"),
@@ -37,6 +38,7 @@ def test_gpu_kernels_when_run_by_their_definitions_then_agree_with_real_weights(
     torch.testing.assert_close(found, F.linear(x, plain, bias), rtol=1e-4, atol=1e-4)
 
 
+@NEEDS_VNNI
 def test_layouts_when_chosen_on_a_cpu_then_are_those_of_its_kernels():
     chosen = {}
     for name in ("w8", "int8_dynamic", "w4", "w4_g32", "a8w4_g32", "nf4", "fp8_weight_only"):
