@@ -14,9 +14,9 @@ from pt2e_quant.kernels.quantized_values import affine_of
 
 _REASON = (
     "this machine's oneDNN cuts off sums of 8-bit products of this weight (it has no VNNI, or "
-    'ONEDNN_MAX_CPU_ISA hides it); algorithms=["pair_scales", "pair_codes"] make weights that it '
-    "multiplies exactly"
+    "ONEDNN_MAX_CPU_ISA hides it)"
 )
+_FIX = '; algorithms=["pair_scales", "pair_codes"] make weights that it multiplies exactly'
 
 
 def leave_saturating(gm: GraphModule) -> tuple[GraphModule, list[FloatRegion]]:
@@ -34,7 +34,7 @@ def leave_saturating(gm: GraphModule) -> tuple[GraphModule, list[FloatRegion]]:
             FloatRegion(
                 node=node.name,
                 what="runs in float",
-                reason=_REASON,
+                reason=_REASON + (_FIX if is_dequantize(argument(node, "input")) else ""),
                 cost="float operators, weights held in float",
             )
         )
@@ -53,8 +53,12 @@ def _sites(gm: GraphModule) -> list[Node]:
 
 def _saturates(gm: GraphModule, node: Node) -> bool:
     x, weight = argument(node, "input"), argument(node, "weight")
-    affine = affine_of(x) if is_dequantize(x) else None
-    if affine is None or affine.dtype not in (torch.uint8, torch.int8) or not is_dequantize(weight):
+    if not is_dequantize(weight):
+        return False
+    if not is_dequantize(x):  # rows in limbs, of which all values are used
+        return is_call(node, LINEAR)
+    affine = affine_of(x)
+    if affine is None or affine.dtype not in (torch.uint8, torch.int8):
         return False
     if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) <= 127:
         return False

@@ -23,8 +23,13 @@ from pt2e_quant.core.pair_sums import MOST, greatest_pairs
 from pt2e_quant.kernels.onednn.speed import MEASURED_CPU_VARIABLE, has_vnni
 
 _K = 64
-_ZERO_POINTS = {"MatMulInteger": (1, 3), "ConvInteger": (1, 3), "MatMulIntegerToFloat": (1, 5)}
-"""Operators that read integer weights themselves: positions of the weight and its zero point."""
+_ZERO_POINTS = {
+    "MatMulInteger": ((1, 3),),
+    "ConvInteger": ((1, 3),),
+    "MatMulIntegerToFloat": ((1, 5),),
+    "DynamicQuantizeLSTM": ((1, 9), (2, 11)),
+}
+"""Operators that read integer weights themselves: positions of weights and their zero points."""
 _PRODUCTS = (*_ZERO_POINTS, "Conv", "MatMul", "Gemm")
 """Operators of products, of integers or of what was dequantized; the weight is the second input.
 Transposed convolutions are computed in float."""
@@ -79,8 +84,13 @@ def write_exactly(model: ModelProto) -> int:
     sources = {n.output[0]: n for n in _nodes(graph) if n.op_type in _SOURCES}
     higher = _Higher(held)
     weights, moved = set[str](), set[str]()
-    for node in (n for n in _nodes(graph) if n.op_type in _PRODUCTS):
-        at, zero_at = _ZERO_POINTS.get(node.op_type, (1, 2))
+    read = [
+        (node, *places)
+        for node in _nodes(graph)
+        if node.op_type in _PRODUCTS
+        for places in _ZERO_POINTS.get(node.op_type, ((1, 2),))
+    ]
+    for node, at, zero_at in read:
         chain = [node, *_chain(sources, node.input[at])]
         first, first_at = chain[-1], 0 if len(chain) > 1 else at
         name = first.input[first_at]
@@ -93,9 +103,9 @@ def write_exactly(model: ModelProto) -> int:
             _shift_zero_point(dequantize or node, 2 if dequantize else zero_at, higher)
             moved |= {n.output[0] for n in chain[1:] if n.op_type == "Transpose"}
     graph.initializer.extend(higher.made.values())
-    read = {name for node in _nodes(graph) for name in node.input}
-    read |= {output.name for output in graph.output}
-    _keep(graph.initializer, lambda i: i.name in read or i.name not in held)
+    names = {name for node in _nodes(graph) for name in node.input}
+    names |= {output.name for output in graph.output}
+    _keep(graph.initializer, lambda i: i.name in names or i.name not in held)
     _keep(graph.value_info, lambda value: value.name not in moved)  # its type is another now
     return len(weights)
 

@@ -13,7 +13,6 @@ from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.limbs_op import limb_shifts
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.size_classes import sizes_of
@@ -51,10 +50,6 @@ _FLOAT32 = Constraint(
     fix="leave it float: bfloat16 products are as fast",
 )
 _FEATURES = Constraint(text=f"1 to {LONGEST_SUM} input features", holds=_features_fit)
-_EXACT = Constraint(
-    text="exact sums of 8-bit products, which oneDNN has with VNNI",
-    holds=lambda match: onednn_is_exact(),
-)
 
 
 def linear_row(
@@ -81,7 +76,7 @@ def linear_row(
             Slot(at="x", role=Role.INPUT, accepts=()),
             Slot(at="w", role=Role.WEIGHT, accepts=weights),
         ),
-        constraints=(_FLOAT32, _FEATURES, _EXACT, *needs),
+        constraints=(_FLOAT32, _FEATURES, *needs),
         lowers_to=lowers_to,
         note=note,
     )

@@ -72,6 +72,7 @@ class Stage(IntEnum):
     Attributes:
         WEIGHTS: it changes weights, ranges of activations and the graph, and leaves what the float
             model computes as it is.
+        LIMITS: it widens the scales of weights to what their integers may be.
         RANGES: it chooses the ranges of activations.
         SCALES: it chooses the scales of weights. A model takes one such algorithm.
         CODES: it chooses the integers of weights. A model takes one such algorithm.
@@ -80,11 +81,12 @@ class Stage(IntEnum):
     """
 
     WEIGHTS = 0
-    RANGES = 1
-    SCALES = 2
-    CODES = 3
-    CORRECTIONS = 4
-    CONFIRMATION = 5
+    LIMITS = 1
+    RANGES = 2
+    SCALES = 3
+    CODES = 4
+    CORRECTIONS = 5
+    CONFIRMATION = 6
 
 
 class Algorithm(ABC):
@@ -149,7 +151,7 @@ class Algorithm(ABC):
     @property
     def runs_in_convert(self) -> bool:
         """True if it works on the prepared graph, with its observers."""
-        return self.needs_data or self.stage in (Stage.RANGES, Stage.CORRECTIONS)
+        return self.needs_data or self.stage in (Stage.LIMITS, Stage.RANGES, Stage.CORRECTIONS)
 
 
 class WeightAlgorithm(Algorithm):

@@ -53,7 +53,7 @@ class PairScales(_PairAlgorithm):
     """
 
     name: ClassVar[str] = "pair_scales"
-    stage: ClassVar[Stage] = Stage.RANGES
+    stage: ClassVar[Stage] = Stage.LIMITS
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Widen the scales of one weight."""
@@ -68,9 +68,7 @@ class PairScales(_PairAlgorithm):
         if factor <= 1.0:
             raise Declined("its pairs fit into 16 bits")
         weight.set_scale(scale)
-        step = f"{self.name}: scales x{factor:.2f} at most, so that pairs fit into 16 bits"
-        weight.note(step)
-        return step
+        return f"scales x{factor:.2f} at most, so that pairs fit into 16 bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class PairCodes(_PairAlgorithm):
         made, lowered = [], 0
         # By blocks of rows, as a table may be half of a model.
         step = max(1, _BLOCK * rows.shape[0] // max(1, rows.numel()))
-        for value, per_step in zip(rows.split(step), scale.split(step), strict=True):
+        for value, per_step in zip(torch.split(rows, step), torch.split(scale, step), strict=True):
             codes = (value.float() / per_step).round().clamp(grid.quant_min, grid.quant_max)
             kept = fitted(codes.to(torch.int16))
             changed = kept != codes

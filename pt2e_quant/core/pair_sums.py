@@ -33,7 +33,7 @@ def greatest_pairs(weight: Tensor) -> Tensor:
     if not weight.numel():
         return torch.zeros(weight.shape[0])
     step = max(1, _BLOCK * weight.shape[0] // weight.numel())
-    return torch.cat([_greatest(rows.float()) for rows in weight.split(step)])
+    return torch.cat([_greatest(rows.float()) for rows in torch.split(weight, step)])
 
 
 def _greatest(rows: Tensor) -> Tensor:

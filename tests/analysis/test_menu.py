@@ -184,6 +184,7 @@ def test_clusters_of_when_an_algorithm_put_an_operator_there_then_no_rule_names_
     assert [rule.node for rule in cluster.rules("float", "")] == ["linear"]
 
 
+@pytest.mark.usefixtures("integers_everywhere")
 @pytest.mark.parametrize("recipe", ["int8", "w8", "w4_g32"])
 def test_constants_size_when_zero_points_are_zero_then_bytes_of_the_file(recipe, tmp_path):
     torch.manual_seed(0)

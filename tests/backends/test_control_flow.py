@@ -20,6 +20,7 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
+from tests.needs_vnni import NEEDS_VNNI
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -121,6 +122,7 @@ def check(artifact, model, data, bound_db):
         (Nested, "w4_g32"),
     ],
 )
+@NEEDS_VNNI
 def test_body_on_the_cpu_when_lowered_then_no_weight_is_dequantized_in_a_call(kind, recipe):
     artifact, model, data = quantized(kind, CPU.allowing_slower(), recipe)
     check(artifact, model, data, 15 if recipe == "w4_g32" else 25)

@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
 from toy_formats import converted, model_and_input, sqnr
 
+from tests.needs_vnni import NEEDS_VNNI
+
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 NAMES = ("cpu", "onnx", "xnnpack")
@@ -58,11 +60,14 @@ def test_quantizer_when_asked_for_a_scheme_then_made_or_refused_with_one_that_ru
         assert nearest_in(str(refused.value.fix)) in backend.recipes, scheme
 
 
+LIMBS = {"pt2e_quant.linear_of_limbs": 2}
+
+
 @pytest.mark.parametrize(
     ("name", "recipe", "scales", "operators"),
     [
-        ("cpu", "w8", ScaleFormat(dtype=torch.float16), {"pt2e_quant.linear_of_limbs": 2}),
-        ("cpu", "w4_g32", ScaleFormat(dtype=torch.bfloat16), {"pt2e_quant.linear_of_limbs": 2}),
+        pytest.param("cpu", "w8", ScaleFormat(dtype=torch.float16), LIMBS, marks=NEEDS_VNNI),
+        pytest.param("cpu", "w4_g32", ScaleFormat(dtype=torch.bfloat16), LIMBS, marks=NEEDS_VNNI),
         ("onnx", "w4_g32", ScaleFormat(dtype=torch.float16), {"MatMulNBits": 2}),
         ("onnx", "w8", ScaleFormat(double_group=256), {}),
         # XNNPACK rounds the scales of groups to bfloat16; these are so already.

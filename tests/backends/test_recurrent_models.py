@@ -9,6 +9,7 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.graph.ops import RECURRENT, is_call
+from tests.needs_vnni import NEEDS_VNNI
 
 pytestmark = [
     pytest.mark.usefixtures("unmeasured"),
@@ -116,7 +117,9 @@ def test_layers_when_given_a_state_then_it_is_used_and_the_last_one_returned(bac
         assert least_db(model(x, *state), artifact.run(x, *state)) > 30
 
 
-@pytest.mark.parametrize("backend", EXTRAS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param(b, marks=NEEDS_VNNI if b == "cpu" else ()) for b in EXTRAS]
+)
 def test_layers_when_large_then_products_are_of_integers(backend, tmp_path):
     pytest.importorskip(EXTRAS[backend])
     torch.manual_seed(0)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import policy
+from pt2e_quant.backends.cpu import leave_saturating, policy
 from pt2e_quant.backends.cpu.table import TABLE
-from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
@@ -20,7 +20,8 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear import few_rows_op
-from pt2e_quant.kernels.onednn import limbs_op, limbs_site
+from pt2e_quant.kernels.onednn import exact_products, limbs_op, limbs_site
+from tests.needs_vnni import NEEDS_VNNI
 from tests.small_models import MODELS
 
 CPU = get("cpu")
@@ -32,9 +33,7 @@ BATCH = ({0: torch.export.Dim("n", max=64)},)
 
 pytestmark = [
     pytest.mark.usefixtures("unmeasured"),
-    pytest.mark.skipif(
-        not limbs_site.onednn_is_exact(), reason="oneDNN saturates here: all stays float"
-    ),
+    NEEDS_VNNI,
 ]
 
 
@@ -224,15 +223,15 @@ def test_bfloat16_model_when_kept_in_its_dtype_then_refused_with_the_reason():
         converted(net().bfloat16(), (torch.randn(3, 64).bfloat16(),), quantizer)
 
 
-def test_machine_without_vnni_when_lowered_then_refused_by_name(monkeypatch):
-    gm, _ = lowered_net("w8", 3, 64)
-    monkeypatch.setattr(limbs_site, "onednn_is_exact", lambda: False)
-    with pytest.raises(UnsupportedError, match="exact sums of 8-bit products"):
-        CPU.lower(gm)
-    loose = CPU.lower(gm, strict=False)
-    assert loose.report.integer_ops == {}
-    with pytest.raises(AnnotationError, match="exact sums of 8-bit products"):
-        lowered_net("w8", 3, 64)
+def test_machine_without_vnni_when_lowered_then_float_with_the_reason(monkeypatch):
+    gm, artifact = lowered_net("w8", 3, 64)
+    for module in (leave_saturating, exact_products):
+        monkeypatch.setattr(module, "onednn_is_exact", lambda: False)
+    plain = CPU.lower(gm)
+    assert plain.report.integer_ops == {}
+    assert all("no VNNI" in region.reason for region in plain.report.float_regions)
+    x = torch.randn(3, 64)
+    assert sqnr_db(plain.run(x), artifact.run(x)) > 60
 
 
 def test_quantizer_when_groups_do_not_divide_a_weight_then_the_error_names_their_size():

@@ -70,5 +70,4 @@ def test_recipes_when_the_cpu_has_no_vnni_then_each_is_right_or_refused():
     assert capped["int8"] > 40
     assert capped["int8_dynamic"] > 40
     assert capped["a8w4"] > 20
-    for recipe in ("w8", "w4", "w4_g32"):
-        assert "exact sums of 8-bit products, which oneDNN has with VNNI" in capped[recipe]
+    assert all(capped[recipe] > 20 for recipe in ("w8", "w4", "w4_g32"))  # in float

@@ -305,7 +305,7 @@ def test_choose_ranges_when_a_prepared_graph_is_saved_then_the_choice_is_the_sam
 def test_choose_ranges_when_named_as_algorithm_then_as_balanced():
     model, data = Reader(0.0), images(8, seed=1)
     program = torch.export.export(model, (data[0],))
-    quantizer = pq.backends.get("onnx").quantizer("int8")
+    quantizer = pq.backends.get("onnx").quantizer("int8").allowing("slower")
     prepared = pq.prepare_pt2e(program, quantizer, algorithms=[ChooseRanges()])
     gm = pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
     assert torch.equal(gm(data[0]), converted(model, data, "balanced")(data[0]))
