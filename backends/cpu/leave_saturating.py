@@ -24,11 +24,11 @@ def leave_saturating(gm: GraphModule) -> tuple[GraphModule, list[FloatRegion]]:
 
     The graph itself is given where nothing is.
     """
-    if onednn_is_exact() or not any(_sites(gm)):
+    if onednn_is_exact():
         return gm, []
     made = copy_graph(gm)
     regions = []
-    for node in list(_sites(made)):
+    for node in _sites(made):
         mark_fallback(node, Fallback.FLOAT)
         regions.append(
             FloatRegion(
@@ -38,7 +38,7 @@ def leave_saturating(gm: GraphModule) -> tuple[GraphModule, list[FloatRegion]]:
                 cost="float operators, weights held in float",
             )
         )
-    return made, regions
+    return (made, regions) if regions else (gm, [])
 
 
 def _sites(gm: GraphModule) -> list[Node]:
