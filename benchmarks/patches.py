@@ -1,7 +1,7 @@
 """What does each patch of another package save?
 
 Run `python -m benchmarks.patches`. Each is measured with and without, in turn, in one process:
-CPU seconds of prepare, one call and convert, and of lowering to a `.pte`, and bytes of a `.pte`.
+CPU seconds of prepare, one call and convert, and of lowering, and bytes of a `.pte`.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -20,7 +21,14 @@ from torch.fx import GraphModule
 import pt2e_quant as pq
 from benchmarks import stacks
 from benchmarks.results import write_results
-from pt2e_quant.accelerate import executorch_passes, pause_gc, recompile, share_constants
+from pt2e_quant.accelerate import (
+    composite_operators,
+    executorch_passes,
+    onnx_tables,
+    pause_gc,
+    recompile,
+    share_constants,
+)
 from pt2e_quant.accelerate.patch import VARIABLE
 
 console = Console(width=120)
@@ -76,10 +84,10 @@ def graph_work() -> Callable[[], float]:
     return once
 
 
-def lowering_work() -> Callable[[], float]:
-    """Return what measures lowering to a `.pte`, without its check."""
-    gm = converted(stacks.conv_stack(40), stacks.conv_stack_input(), "int8")
-    return lambda: cpu_seconds(lambda: BACKEND.lower(gm, verify=False))
+def lowering_work(backend: str, depth: int) -> Callable[[], float]:
+    """Return what measures lowering a stack of convolutions, without the check of the file."""
+    gm = converted(stacks.conv_stack(depth), stacks.conv_stack_input(), "int8")
+    return lambda: cpu_seconds(lambda: pq.backends.get(backend).lower(gm, verify=False))
 
 
 def file_work() -> Callable[[], float]:
@@ -88,10 +96,16 @@ def file_work() -> Callable[[], float]:
     return lambda: float(BACKEND.lower(gm, verify=False).size_bytes)
 
 
+_to_pte, _few_to_pte = (partial(lowering_work, "xnnpack", depth) for depth in (40, 4))
+_few_to_onnx = partial(lowering_work, "onnx", 4)
+
 CASES = (
     (pause_gc.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
     (recompile.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
-    (executorch_passes.PATCH, "lower to .pte, conv stack 40 (CPU s)", lowering_work),
+    (executorch_passes.PATCH, "lower to .pte, conv stack 40 (CPU s)", _to_pte),
+    (composite_operators.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),
+    (composite_operators.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
+    (onnx_tables.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
     (share_constants.PATCH, "bytes of a .pte with a tied table", file_work),
 )
 
@@ -118,7 +132,7 @@ def main() -> None:
         rows.append({"patch": patch.name, "of": what, "with": on, "without": off, "ratio": ratio})
         table.add_row(patch.name, what, f"{on:.3f}", f"{off:.3f}", f"{ratio:.2f}")
     console.print(table)
-    console.print(write_results("patches", rows, ("patch",)))
+    console.print(write_results("patches", rows, ("patch", "of")))
 
 
 if __name__ == "__main__":

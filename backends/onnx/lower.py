@@ -15,6 +15,8 @@ from onnxscript.rewriter._pattern_ir import Constant
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from pt2e_quant.accelerate.composite_operators import quick_decompositions
+from pt2e_quant.accelerate.onnx_tables import kept_table
 from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
@@ -93,7 +95,8 @@ def export_model(
     Raises:
         UnsupportedError: the exporter has no ONNX for an operator.
     """
-    with without_remarks("torch.onnx", "onnxscript", "onnx_ir"), exact_identities():
+    quiet = without_remarks("torch.onnx", "onnxscript", "onnx_ir")
+    with quiet, exact_identities(), kept_table(), quick_decompositions():
         try:
             program = torch.onnx.export(
                 ep,

@@ -15,6 +15,7 @@ from executorch.exir import (
 )
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.accelerate.composite_operators import quick_decompositions
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
@@ -318,6 +319,7 @@ def _to_pte(
         torch.no_grad(),
         warnings.catch_warnings(),
         fewer_interpretations(),
+        quick_decompositions(),
         resizing_loops(),
         start_small(ranges),
     ):

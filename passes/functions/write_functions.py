@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -286,6 +287,12 @@ def write_out(
     return True
 
 
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """Of torch's own operators, which is all that functions call: torch takes 0.1 s to make it."""
+    return {**torch.export.default_decompositions(), **_LEAVES}
+
+
 def trace_before(
     gm: GraphModule,
     node: Node,
@@ -311,7 +318,7 @@ def trace_before(
     Returns:
         The results; None where the function cannot be written, or they do not fit.
     """
-    table: Any = {} if is_canonical else {**torch.export.default_decompositions(), **_LEAVES}
+    table = {} if is_canonical else _decompositions()
     values = [n.meta["val"] for n in inputs]
     try:
         of_any = (*values, node.meta.get("val"))  # a tensor that is made anew reads none
@@ -321,9 +328,9 @@ def trace_before(
         with mode, without_guards(mode):
             # Two nodes may hold one value in their metadata: traced, it would be one input.
             own = [v.detach() if isinstance(v, FakeTensor) else v for v in values]
-            traced = make_fx(
-                call, dict(table.items()), pre_dispatch=is_canonical, tracing_mode="symbolic"
-            )(*own)
+            traced = make_fx(call, dict(table), pre_dispatch=is_canonical, tracing_mode="symbolic")(
+                *own
+            )
     except NotImplementedError:
         return None
     if not fits(traced.graph.output_node().args[0]):

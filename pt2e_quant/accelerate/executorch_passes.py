@@ -11,10 +11,9 @@ tested with, or where a name is missing, nothing is replaced.
 
 import copy
 import operator
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.fx.traceback
@@ -28,16 +27,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 
-from pt2e_quant.accelerate.patch import Patch
+from pt2e_quant.accelerate.patch import Patch, Replacement, replaced
 
 PATCH = Patch(
     name="executorch_passes",
     saves="half to two thirds of the time of lowering to a .pte",
     versions={"torch": "2.13", "executorch": "1.4"},
 )
-
-_LOCK = threading.RLock()
-"""The patch holds for the whole process, so one thread at a time may install it."""
 
 _FREE = frozenset(
     {"call", "requires", "ensures", "should_preserve_symbolic_input_metadata", "_abc_impl"}
@@ -48,34 +44,20 @@ _SEEN = "pt2e_quant.value_of"
 """Key of `node.meta` with the signature of the node that its value was computed for."""
 
 
-@contextmanager
-def fewer_interpretations() -> Iterator[None]:
+def fewer_interpretations() -> AbstractContextManager[None]:
     """Replace the wasteful parts while the block runs; a second thread waits."""
-    if not PATCH.is_on():
-        yield
-        return
-    with _LOCK, _replaced():
-        yield
+    return replaced(PATCH, _wasteful)
 
 
-@contextmanager
-def _replaced() -> Iterator[None]:
+def _wasteful() -> list[Replacement]:
     history = types.SimpleNamespace(deepcopy=lambda value: value, copy=copy.copy)
-    replaced: list[tuple[Any, str, Any]] = [
+    return [
         (_ExportPassBase, "call", _call_once(_ExportPassBase.call)),
         (GraphModule, "recompile", _recompile_later(GraphModule.recompile)),
         (GraphModule, "code", property(_code_now(GraphModule.__dict__["code"]))),
         (GraphModule, "print_readable", lambda *args, **kwargs: ""),
         (torch.fx.traceback, "copy", history),
     ]
-    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
-    try:
-        for owner, name, new in replaced:
-            setattr(owner, name, new)
-        yield
-    finally:
-        for owner, name, old in kept:
-            setattr(owner, name, old)
 
 
 _Call = Callable[[Any, GraphModule], PassResult]

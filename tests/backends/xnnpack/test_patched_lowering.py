@@ -7,6 +7,7 @@ from executorch.exir.pass_base import _ExportPassBase
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pt2e_quant.accelerate import composite_operators
 from pt2e_quant.accelerate.executorch_passes import PATCH, fewer_interpretations
 from pt2e_quant.accelerate.patch import VARIABLE, Patch
 from pt2e_quant.backends.xnnpack import lower
@@ -36,8 +37,12 @@ class Block(nn.Module):
         return self.head(F.scaled_dot_product_attention(x, x, x).mean(1))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("off", "dynamic"),
+    [(PATCH.name, False), (PATCH.name, True), (composite_operators.PATCH.name, False)],
+)
 def test_fewer_interpretations_when_lowering_then_file_is_the_same(
+    off,
     dynamic,
     quantize_with,
     make_noise,
@@ -49,7 +54,7 @@ def test_fewer_interpretations_when_lowering_then_file_is_the_same(
     canonical = quantize_with(Block(), inputs, BACKEND.quantizer(), dynamic=dynamic)
     options = lower.Options(verify=False)
     quick = lower.LOWERING.lower(canonical, None, options).pte
-    monkeypatch.setenv(VARIABLE, PATCH.name)
+    monkeypatch.setenv(VARIABLE, off)
     assert lower.LOWERING.lower(canonical, None, options).pte == quick
 
 
