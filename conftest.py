@@ -1,6 +1,8 @@
 """What pytest leaves out (doctests of backends whose extra is absent), and its own options."""
 
+import gc
 import os
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +24,19 @@ collect_ignore = [
     if any(find_spec(package) is None for package in packages)
 ]
 
+_TO_THE_END = ExitStack()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The search of `tests/fuzz`: which models are drawn."""
     parser.addoption("--models", type=int, default=300, help="drawn models to run")
     parser.addoption("--start", type=int, default=0, help="the first model's seed")
     parser.addoption("--shrink", type=int, default=0, help="trials to shrink each failure")
+
+
+def pytest_collection_finish() -> None:
+    """Let collections walk only what tests make: torch's modules and all tests stay."""
+    from pt2e_quant.accelerate.pause_gc import collect_new
+
+    gc.collect()
+    _TO_THE_END.enter_context(collect_new())

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.accelerate.pause_gc import collect_new
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
@@ -297,7 +298,8 @@ def capture_model(
     was_training = {name: m.training for name, m in model.named_modules()}
     try:
         # In eval mode: batch norms use their running statistics and dropout does nothing.
-        return export(model.eval(), args, kwargs, dynamic_shapes=dynamic_shapes)
+        with collect_new():
+            return export(model.eval(), args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises what the model raises, besides its own
         raise InputError(
             f"torch.export cannot capture this model: {_readable(error)}", fix=_way_out(error)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.accelerate.pause_gc import collect_new
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import leave_in_float, measure_speed
@@ -137,6 +138,7 @@ class Lowering(Generic[OptionsT]):
     prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
     fallback: Callable[[Node], Fallback] = no_fallback
 
+    @collect_new()
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
     ) -> Artifact:

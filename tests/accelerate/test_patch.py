@@ -1,4 +1,5 @@
 import gc
+import weakref
 
 import pytest
 import torch
@@ -47,3 +48,52 @@ def test_pause_gc_when_switched_off_then_collections_go_on(is_off, monkeypatch):
     with pause_gc.pause_gc():
         assert gc.isenabled() is is_off
     assert gc.isenabled()
+
+
+@pytest.fixture
+def nothing_held(monkeypatch):
+    """As in a user's process: `conftest.py` holds back what there is when tests start."""
+    monkeypatch.setattr(pause_gc, "_holders", [])
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_held")
+@pytest.mark.parametrize("is_off", [False, True])
+def test_collect_new_when_switched_off_then_nothing_is_held_back(is_off, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "pause_gc" if is_off else "")
+    with pause_gc.collect_new():
+        with pause_gc.collect_new():
+            pass
+        assert (gc.get_freeze_count() == 0) is is_off
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_held")
+def test_collect_new_when_the_block_raises_then_nothing_is_held_back():
+    with pytest.raises(ZeroDivisionError), pause_gc.collect_new():
+        _ = 1 / 0
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_held")
+def test_collect_new_when_a_cycle_is_dropped_in_the_block_then_it_is_collected():
+    with pause_gc.collect_new():
+        cycle = [torch.zeros(1)]
+        cycle.append(cycle)
+        dropped = weakref.ref(cycle[0])
+        del cycle
+        gc.collect()
+        assert dropped() is None
+
+
+@pytest.mark.usefixtures("nothing_held")
+def test_collect_new_when_a_caller_holds_objects_back_then_they_stay_so():
+    gc.freeze()
+    try:
+        with pause_gc.collect_new():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
