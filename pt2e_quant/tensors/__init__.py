@@ -1,6 +1,7 @@
 """Quantized tensors in eager modules: one tensor class, its layouts, and quantize_ in place."""
 
 from pt2e_quant.tensors import functions as _functions  # noqa: F401  (fills the tables)
+from pt2e_quant.tensors import shards as _shards  # noqa: F401  (as above)
 from pt2e_quant.tensors.files.hugging_face import register_hugging_face
 from pt2e_quant.tensors.files.save_files import load_module, save_module
 from pt2e_quant.tensors.form import TensorForm

@@ -1,5 +1,6 @@
 """ATen operators that keep a quantized tensor quantized."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -238,21 +239,26 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
     total = tensor.shape[dim]
     if func is aten.chunk.default:
         size = -(-total // size)
-    return [
-        _sliced(tensor, dim, start, min(start + size, total), 1)
-        for start in range(0, max(total, 1), size)
-    ]
+    starts = range(0, max(total, 1), size)
+    return _pieces(tensor, dim, [(start, min(start + size, total)) for start in starts])
 
 
 @_handles(aten.split_with_sizes.default)
 def _split_with_sizes(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    made, start = [], 0
-    for size in sizes:
-        made.append(_sliced(tensor, dim, start, start + size, 1))
-        start += size
-    return made
+    ends = list(itertools.accumulate(sizes))
+    return _pieces(tensor, dim, list(zip([0, *ends], ends, strict=False)))
+
+
+def _pieces(
+    tensor: QuantizedTensor, dim: int, places: Sequence[tuple[int, int]]
+) -> Sequence[Tensor]:
+    """Each quantized, or none, where a cut goes through a block of scales: ranks get one each."""
+    made = [_sliced(tensor, dim, start, end, 1) for start, end in places]
+    if all(isinstance(piece, QuantizedTensor) for piece in made):
+        return made
+    return [piece.dequantize() if isinstance(piece, QuantizedTensor) else piece for piece in made]
 
 
 @_handles(aten.cat.default)
@@ -287,7 +293,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
     return first.like(parts, replace(form, shape=shape, layout="plain"))
 
 
-@_handles(aten.empty_like.default, aten.zeros_like.default)
+@_handles(aten.zeros_like.default)
 def _like(func: Any, args: Any, kwargs: Any) -> Any:
     """Return a float tensor of the shape: for gradients and optimizer states."""
     like = torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)

@@ -27,7 +27,11 @@ from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.plan import KINDS, Place, aligned, as_scheme, why_not
-from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, rebuild_quantized_tensor
+from pt2e_quant.tensors.quantized_tensor import (
+    ATEN,
+    QuantizedTensor,
+    rebuild_quantized_tensor,
+)
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
@@ -92,7 +96,7 @@ class StoredParameter(QuantizedTensor):
             made = SHARDING[func](func, args, kwargs or {})
             if made is not NotImplemented:
                 return made
-        elif func.namespace == "c10d":
+        elif func.namespace == "c10d" and func not in ATEN:
             raise UnsupportedError(
                 f"{func} is not done on a parameter stored as {_scheme_of(args)}",
                 fix="communicate dequantize()",

@@ -13,26 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.tensors.quantized_tensor import ATEN, QuantizedTensor
-from pt2e_quant.tensors.values import empty_parts
+from pt2e_quant.tensors.shards import blank
 
 _aten = torch.ops.aten
-
-
-def blank(tensor: QuantizedTensor, shape: tuple[int, ...]) -> QuantizedTensor:
-    """A tensor of the same form but for its shape, all of whose bytes are 0."""
-    plain = replace(tensor.form.with_layout("plain"), shape=shape)
-    parts = empty_parts(plain, tensor.device)
-    for name, part in parts.items():
-        if name == "table" and part.dim() == 1:
-            part.copy_(tensor.parts[name])
-        else:
-            part.view(torch.uint8).zero_()
-    return tensor.like(parts, plain).to_layout(tensor.form.layout)
 
 
 def _new(func: Any, args: Any, kwargs: Any) -> Any:
@@ -88,20 +76,6 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
     return made
 
 
-def _pad(func: Any, args: Any, kwargs: Any) -> Any:
-    """Blank rows, or columns, at the end."""
-    tensor, pads = args[0], args[1]
-    grown = [(axis, pads[-2 * axis - 1]) for axis in range(-1, -len(pads) // 2 - 1, -1)]
-    grown = [(axis % tensor.dim(), count) for axis, count in grown if count]
-    if any(pads[0::2]) or len(grown) != 1 or not tensor.form.is_upright or any(args[2:]):
-        return NotImplemented
-    ((axis, count),) = grown
-    shape = tuple(n + count if i == axis else n for i, n in enumerate(tensor.form.shape))
-    made = blank(tensor, shape)
-    made.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
-    return made
-
-
 def _view(func: Any, args: Any, kwargs: Any) -> Any:
     """FSDP2 keeps a flat view of its shard. It is of no use there, and would be a float copy."""
     tensor, shape = args[0], list(args[1])
@@ -110,31 +84,12 @@ def _view(func: Any, args: Any, kwargs: Any) -> Any:
     return ATEN[func](func, args, kwargs)
 
 
-def _by_parts(func: Any, args: Any, kwargs: Any) -> Any:
-    """A collective on the bytes of each part. All but the last have ended when it returns."""
-    first = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, QuantizedTensor))
-    works = []
-    for name in first.part_names:
-
-        def bytes_of(tensor: QuantizedTensor, name: str = name) -> Tensor:
-            return tensor.parts[name].contiguous().view(torch.uint8)
-
-        own = tree_map_only(QuantizedTensor, bytes_of, args)
-        works.append(func(*own, **kwargs)[1])
-    for work in works[:-1]:
-        work.wait()
-    return args[0], works[-1]
-
-
 SHARDING: Mapping[Any, Callable[..., Any]] = {
     _aten.new_zeros.default: _new,
     _aten.empty_like.default: _empty_like,
     _aten.split.Tensor: _split,
     _aten.split_with_sizes.default: _split,
-    _aten.constant_pad_nd.default: _pad,
     _aten.view.default: _view,
-    torch.ops.c10d.scatter_.default: _by_parts,
-    torch.ops.c10d.broadcast_.default: _by_parts,
 }
 """Operators that make shards of stored parameters; each may give `NotImplemented`."""
 

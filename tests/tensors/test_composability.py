@@ -262,16 +262,45 @@ def test_module_when_traced_by_torchscript_then_refused(layout):
         torch.jit.trace(net("w8", layout=layout), (X,))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_collective_when_on_a_quantized_tensor_then_refused_in_time(scheme, tmp_path):
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def weight_of(scheme, **options):
     model = Net().eval()
-    quantize_(model, scheme, layout="plain")
-    weight = model.first.weight.detach()
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        for collective in (dist.broadcast, dist.scatter):
-            with pytest.raises(UnsupportedError, match=r"training\.quantize_parameters"):
-                collective(weight, *(([weight],) if collective is dist.scatter else (0,)))
-    finally:
-        dist.destroy_process_group()
+    quantize_(model, scheme, **options)
+    return model.first.weight.detach()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_collective_when_it_copies_a_quantized_tensor_then_its_parts_are_copied(scheme):
+    weight = weight_of(scheme, layout="plain")
+    received = torch.empty_like(weight)
+    assert not bool(received.dequantize().any())
+    dist.scatter(received, [weight])
+    assert type(received) is QuantizedTensor
+    assert received.form == weight.form
+    assert torch.equal(received.dequantize(), weight.dequantize())
+    dist.broadcast(received, 0)
+    assert torch.equal(received.dequantize(), weight.dequantize())
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_collective_when_it_computes_with_a_quantized_tensor_then_refused_in_time(scheme):
+    weight = weight_of(scheme, layout="plain")
+    with pytest.raises(UnsupportedError, match=r"training\.quantize_parameters"):
+        dist.all_reduce(weight)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_collective_when_its_tensors_have_several_forms_then_refused():
+    weight, other = weight_of("w8", layout="plain"), weight_of("w4_g32", layout="plain")
+    with pytest.raises(UnsupportedError, match="of several forms"):
+        dist.scatter(weight, [other])
+    with pytest.raises(UnsupportedError, match="of several forms"):
+        dist.scatter(weight, [weight.dequantize()])

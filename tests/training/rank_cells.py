@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pt2e_quant import training
 from pt2e_quant.core.granularity import PerGroup, PerTensor
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.tensors import QuantizedTensor
+from pt2e_quant.tensors import QuantizedTensor, quantize_
 from pt2e_quant.training import Float8TrainingConfig
 from pt2e_quant.training.optimizers.low_bit_optimizers import local_of
 from pt2e_quant.training.stored_parameters import StoredParameter
@@ -174,6 +174,24 @@ def run_tensor_parallel(mesh, convert, optimizer_class):
     return {"expected": expected, "found": found, "stored": kinds(model)}
 
 
+def run_quantized(mesh, scheme, ends):
+    """Outputs of a module whose weights were quantized before they were shared."""
+
+    def quantized():
+        model = make().eval()
+        quantize_(model, scheme, filter=lambda _, name: name.endswith(ends), layout="plain")
+        return model
+
+    expected = quantized()(batches()[0])
+    model = parallelize(quantized(), mesh)
+    for name, weight in model.blocks.named_parameters():
+        if name.endswith(tuple(f"{end}.weight" for end in ends)):
+            assert type(local_of(weight)) is QuantizedTensor, name
+            assert local_of(weight).numel() * mesh.size() == weight.numel()
+    found = model(batches()[0])
+    return {"expected": expected.flatten(), "found": found.flatten(), "stored": kinds(model)}
+
+
 def run_both(mesh, convert, optimizer_class):
     """FSDP2 on two groups of ranks, which share the heads of tensor parallelism."""
     square = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
@@ -255,6 +273,9 @@ CELLS = {
     ),
     "tp stored per tensor": (run_tensor_parallel, stored(per_tensor()), with_masters),
     "tp stored cut": (run_tensor_parallel, stored(four_bits(88), ("down",)), with_masters),
+    "tp quantized w8": (run_quantized, "w8", ("up", "down")),
+    "tp quantized w4": (run_quantized, "w4_g32", ("up",)),
+    "tp quantized int8_dynamic": (run_quantized, "int8_dynamic", ("up",)),
     "fsdp AdamW8bit": (run_parts, None, training.AdamW8bit),
     "fsdp AdamW4bit": (run_parts, None, training.AdamW4bit),
     "tp AdamW8bit": (run_tensor_parallel, None, training.AdamW8bit),

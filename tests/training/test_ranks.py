@@ -53,7 +53,9 @@ def check(results):
             # Float32 sums in another order; a state whose shard cuts its blocks has others.
             rtol = 2e-3 if "bit" in name else 2e-5
             found, expected = result["found"].tolist(), result["expected"].tolist()
-            assert found == pytest.approx(expected, rel=rtol), name
+            # An output beside zero is a sum of numbers about 1.
+            near_zero = 1e-6 if "quantized" in name else 0.0
+            assert found == pytest.approx(expected, rel=rtol, abs=near_zero), name
             layout = "packed" if "w4" in name else "plain"
             assert result["stored"] == ({(layout, 3)} if "stored" in name else set()), name
 
