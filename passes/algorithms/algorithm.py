@@ -19,7 +19,8 @@ from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
-from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, Gathered, unobserved
+from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, unobserved
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.grid import Declined
 
 __all__ = [

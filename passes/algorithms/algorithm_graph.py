@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,9 @@ from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver, min_max_like
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.observers.training.trained_qparams import qparams_of
-from pt2e_quant.passes.algorithms.grid import Declined, Grid, grid_of
+from pt2e_quant.passes.algorithms.gathered import Gathered
+from pt2e_quant.passes.algorithms.grid import Declined, Grid, grid_of, scale_of
 from pt2e_quant.passes.algorithms.paired_run import PairedRun
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "STEPS_KEY",
     "AlgorithmGraph",
     "Constant",
-    "Gathered",
     "has_integers",
     "is_quantized_output",
     "is_static_per_tensor",
@@ -39,36 +38,6 @@ __all__ = [
 
 STEPS_KEY = "pt2e_quant.steps"
 """The key of an observer node's `meta`: what algorithms did to the tensor, for its record."""
-
-
-@dataclass(slots=True)
-class Gathered:
-    """Statistics from calibration, and state that consecutive algorithms share.
-
-    Args:
-        statistics: by the name of the algorithm, the operator and the slot.
-        floats: the values of constants before an algorithm made them fit their quantization, by the
-            `get_attr` node; only while something is to be compared with the float model.
-        observers: those of constants before an algorithm fixed their scales, by observer node.
-        progress: show progress bars of long steps on a terminal.
-    """
-
-    statistics: dict[tuple[str, Node, str], Statistics] = field(default_factory=dict)
-    floats: dict[Node, Tensor] = field(default_factory=dict)
-    observers: dict[Node, nn.Module] = field(default_factory=dict)
-    progress: bool = False
-
-    @property
-    def kept(self) -> KeptCalls | None:
-        """The calls of calibration that were kept; None where no algorithm asked for them."""
-        kept = (s.calls for s in self.statistics.values() if isinstance(s, KeptInputs))
-        return next(kept, None)
-
-    @property
-    def calls(self) -> dict[Node, list[Any]]:
-        """The values of each graph input in the kept random sample of calls."""
-        found = self.statistics.items()
-        return {key[1]: kept.kept for key, kept in found if isinstance(kept, KeptInputs)}
 
 
 def unobserved(node: Node) -> Node:
@@ -317,11 +286,23 @@ class Constant:
             return found
         return qparams_of(observer)
 
+    def limit_scale(self, least: Tensor) -> None:
+        """Let no algorithm give its integers scales below these, of the shape of `qparams()`'s."""
+        assert self.observed is not None  # it has integers
+        self.graph.gathered.least_scales[self.observed] = least
+
+    def least_factors(self) -> Tensor:
+        """What its scales may be multiplied by at least, of their shape, at most 1."""
+        scale = scale_of(self.qparams())
+        least = self.graph.gathered.least_scales.get(self.observed)  # type: ignore[arg-type]
+        return torch.zeros_like(scale) if least is None else (least / scale).clamp(max=1.0)
+
     def set_scale(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
         """Fix the scales of its integers.
 
         Args:
-            scale: float32, of the shape of those in `qparams()`, positive.
+            scale: float32, of the shape of those in `qparams()`, positive; those below the limits
+                are raised to them.
             zero_point: of plain integers, int32 and shaped likewise; None for those it has.
 
         Raises:
@@ -331,6 +312,9 @@ class Constant:
         assert observed is not None  # `qparams` has found an observer
         if graph.sharing(observed) > 1:
             raise Declined(f"the scales of the {self.node.target} are shared")
+        least = graph.gathered.least_scales.get(observed)
+        if least is not None:
+            scale = torch.maximum(scale, least)
         if isinstance(found, BlockQParams):
             fixed = copy.deepcopy(self.observer)
             if not has_value(fixed):

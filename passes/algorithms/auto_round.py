@@ -155,13 +155,14 @@ class _Trained:
 
     def __init__(self, weight: Constant, least_scale: float) -> None:
         assert weight.observed is not None  # its integers have an observer
-        self.weight, self.node, self.least_scale = weight, weight.observed, least_scale
+        self.weight, self.node = weight, weight.observed
         self.exact = weight.value.detach().float()
         self.grid: Grid = weight.grid()
         self.qparams = weight.qparams()
         self.scale = scale_of(self.qparams)
         self.shift = torch.zeros_like(self.exact).requires_grad_()
         self.factor = torch.ones_like(self.scale).requires_grad_()
+        self.least = torch.tensor(-0.5), weight.least_factors().clamp(min=least_scale)
         self.best = self.shift.detach().clone(), self.factor.detach().clone()
 
     @property
@@ -178,11 +179,12 @@ class _Trained:
 
     def move(self, slopes: Sequence[Tensor | None], size: float) -> None:
         """Take one step of a size against the signs of the gradients."""
-        limits = (-0.5, 0.5), (self.least_scale, 1.0)
         with torch.no_grad():
-            for parameter, slope, (low, high) in zip(self.parameters, slopes, limits, strict=True):
+            for parameter, slope, least in zip(self.parameters, slopes, self.least, strict=True):
                 if slope is not None:
-                    parameter.sub_(size * slope.sign()).clamp_(low, high)
+                    most = 0.5 if parameter is self.shift else 1.0
+                    parameter.sub_(size * slope.sign()).clamp_(max=most)
+                    torch.maximum(parameter, least, out=parameter)
 
     def remember(self) -> None:
         """These are the best so far."""

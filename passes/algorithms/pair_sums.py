@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs
+from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs, row_blocks
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, argument, is_call
@@ -16,8 +16,6 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.grid import Declined
 
-_BLOCK = 1 << 20
-"""Elements that are looked at together."""
 _ROUNDED = 2
 """By so much the integers of a pair exceed its real weights where both are rounded up."""
 
@@ -46,7 +44,7 @@ class _PairAlgorithm(Algorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairScales(_PairAlgorithm):
-    """Widen the scales of weights until their pairs fit into 16 bits.
+    """Widen the scales of weights until their pairs fit into 16 bits, and let none be smaller.
 
     A row of normally distributed weights takes a scale 1.2 to 1.5 times as wide, where seven bits
     take twice the scale. `PairCodes` sees to the integers that other algorithms choose then.
@@ -63,6 +61,7 @@ class PairScales(_PairAlgorithm):
         needed = greatest_pairs(rows) / (MOST - _ROUNDED)
         if qparams.axis is None:
             needed = needed.amax().reshape(qparams.scale.shape)
+        weight.limit_scale(needed)
         scale = torch.maximum(qparams.scale, needed)
         factor = float((scale / qparams.scale).max())
         if factor <= 1.0:
@@ -85,9 +84,8 @@ class PairCodes(_PairAlgorithm):
         axis, grid = _rows_axis(site.node), weight.grid()
         rows, scale = (x.movedim(axis, 0) for x in (weight.value.detach(), grid.scale))
         made, lowered = [], 0
-        # By blocks of rows, as a table may be half of a model.
-        step = max(1, _BLOCK * rows.shape[0] // max(1, rows.numel()))
-        for value, per_step in zip(torch.split(rows, step), torch.split(scale, step), strict=True):
+        for block in row_blocks(rows):
+            value, per_step = rows[block], scale[block]
             codes = (value.float() / per_step).round().clamp(grid.quant_min, grid.quant_max)
             kept = fitted(codes.to(torch.int16))
             changed = kept != codes

@@ -6,6 +6,8 @@ weights of a pair, or its negative ones, add up to more than 128. Rows whose pai
 are exact on any CPU, with all 8 bits of the activations.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -32,8 +34,14 @@ def greatest_pairs(weight: Tensor) -> Tensor:
     """
     if not weight.numel():
         return torch.zeros(weight.shape[0])
-    step = max(1, _BLOCK * weight.shape[0] // weight.numel())
-    return torch.cat([_greatest(rows.float()) for rows in torch.split(weight, step)])
+    return torch.cat([_greatest(weight[rows].float()) for rows in row_blocks(weight)])
+
+
+def row_blocks(weight: Tensor) -> Iterator[slice]:
+    """The rows in parts that are looked at together, as a table may be half of a model."""
+    step = max(1, _BLOCK * weight.shape[0] // max(1, weight.numel()))
+    for start in range(0, weight.shape[0], step):
+        yield slice(start, start + step)
 
 
 def _greatest(rows: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from pt2e_quant.flow.prepare.prepared import (
     observers_of,
     prepared_state,
 )
-from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY, Gathered
+from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY
 from pt2e_quant.passes.algorithms.saturation_limits import NARROWED_KEY, Narrowed
 

@@ -23,7 +23,9 @@ from pt2e_quant.flow.convert.observed_qparams import has_seen, observed_range, r
 from pt2e_quant.flow.prepare.prepared import HeldConstant, observed_node
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
+from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight import WeightObserver
@@ -248,13 +250,13 @@ def _is_bias(observer: Any) -> bool:
 
 def _widen(observer: Any, factors: Tensor) -> bool:
     """Multiply the scales of a symmetric weight observer; False if it is of another kind."""
-    if isinstance(observer, WeightObserver) and observer.group_size is None:
+    if isinstance(observer, WeightObserver | ImportedQParams) and observer.group_size is None:
         held = [observer.scale]
     elif isinstance(observer, PerChannelMinMaxObserver | MinMaxObserver):
         held = [observer.min_val, observer.max_val]
     else:
         return False
-    if not observer.is_symmetric:
+    if observer.qscheme not in SYMMETRIC:
         return False
     with torch.no_grad():
         for value in held:

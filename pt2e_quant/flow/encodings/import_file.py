@@ -29,7 +29,8 @@ from pt2e_quant.flow.prepare.prepared import (
 from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.static.fixed import ImportedQParams
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY, shared_ranges, split_range
 
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})

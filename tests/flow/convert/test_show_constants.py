@@ -44,7 +44,7 @@ def test_bias_when_its_steps_pass_int32_then_the_weight_scale_makes_room(backend
 
 
 def test_bias_when_int32_holds_it_then_the_weight_keeps_its_scale():
-    target = pq.backends.get("onnx")
+    target = pq.backends.get("xnnpack")
     model = nn.Linear(4, 6).eval()
     x = torch.randn(3, 4)
     prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), target.quantizer("int8"))

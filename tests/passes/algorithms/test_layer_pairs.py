@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.layer_pairs import LayerPair, layer_pairs
 
 

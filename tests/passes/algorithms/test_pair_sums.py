@@ -99,3 +99,22 @@ def test_pair_algorithms_when_a_weight_is_read_twice_then_it_fits_too(backend) -
     made = codes(pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False)))
     assert len(made) == 2
     assert all(float(greatest_pairs(value).max()) <= MOST for value in made.values())
+
+
+@pytest.mark.parametrize("algorithm", ["auto_round", "sequential_mse", "lwc", "hqq", "adaround"])
+def test_pairs_when_an_algorithm_chooses_weights_then_they_fit_at_no_loss(algorithm):
+    """One that shrinks scales again would have its largest integers lowered, by half of them."""
+    program = torch.export.export(Net().eval(), data(1)[0])
+    held, found = [torch.randn(1, 3, 10, 10) for _ in range(4)], []
+    for names in ((), (algorithm,)):
+        quantizer = pq.backends.get("onnx").quantizer("int8")
+        prepared = pq.prepare_pt2e(program, quantizer, algorithms=names, effort="fast")
+        gm = pq.convert_pt2e(pq.calibrate(prepared, data(8), progress=False))
+        assert max(int(greatest_pairs(value).max()) for value in wide(codes(gm))) <= MOST
+        found.append(pq.sqnr_db([Net()(x) for x in held], [gm(x) for x in held]))
+    assert found[1] > found[0] - 1.0
+
+
+def wide(values) -> list[torch.Tensor]:
+    """Those of products that add up in 16 bits: not of depthwise convolutions."""
+    return [value for value in values.values() if value.shape[1] > 1]

@@ -15,7 +15,7 @@ from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.kept_inputs import MOST_CALLS
 from pt2e_quant.passes.algorithms import Algorithm, AlgorithmGraph, Declined, Site, Stage
 from pt2e_quant.passes.algorithms import paired_run as module
-from pt2e_quant.passes.algorithms.algorithm_graph import Gathered
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.paired_run import Pair, blocks
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -8,7 +8,8 @@ import pt2e_quant as pq
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.static.minmax import MinMaxObserver
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.gathered import Gathered
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.low_rank import LowRank
