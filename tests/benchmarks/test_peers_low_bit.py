@@ -8,6 +8,7 @@ pytest.importorskip("torchao", reason="needs torchao")
 
 from benchmarks import peers_low_bit as peers
 from benchmarks.measure import sqnr_db
+from tests.needs_vnni import NEEDS_VNNI
 
 # two linears of normal weights: the rounding of 8 bits and of 4
 LEAST_DB = {8: 30.0, 4: 12.0}
@@ -57,6 +58,7 @@ def test_matmul_nbits_when_any_algorithm_then_two_of_them_at_that_level(
     assert levels == [level, level]
 
 
+@NEEDS_VNNI  # its weights take all of int8, and their products are cut off without
 def test_quantize_dynamic_when_run_then_near_to_float(case, float_file):
     _, inputs, reference = case
     program = peers.onnx_dynamic(float_file)

@@ -106,7 +106,7 @@ def test_convert_when_interrupted_then_the_graph_says_so(plain_backend, point):
             step(ready[1])
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [pytest.param(POINTS[0], marks=pytest.mark.slow), *POINTS[1:]])
 def test_lower_when_interrupted_then_lowering_again_is_right(backend, point):
     target = target_of(backend)
     gm = pq.convert_pt2e(pq.calibrate(prepared(backend), calls(4), progress=False))

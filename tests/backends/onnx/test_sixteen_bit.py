@@ -173,9 +173,16 @@ def test_a16w8_when_converted_then_only_the_weights_error_is_left(kind: str) -> 
     assert {n.args[2] for n in gm.graph.nodes if n.target is QuantizePerTensor} == {0}
 
 
-@pytest.mark.parametrize("portable", [False, True], ids=["kernels", "portable"])
-@pytest.mark.parametrize("recipe", ["a16w8", "a16w4"])
-@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+@pytest.mark.parametrize(
+    ("kind", "recipe", "portable"),
+    [
+        pytest.param(kind, recipe, portable, marks=[pytest.mark.slow] * is_slow)
+        for kind in ("cnn", "transformer")
+        for recipe in ("a16w8", "a16w4")
+        for portable in (False, True)
+        for is_slow in [kind == "transformer" and portable != (recipe == "a16w4")]
+    ],
+)
 def test_file_when_run_at_several_sizes_then_near_the_graph(
     kind: str, recipe: str, portable: bool
 ) -> None:
@@ -204,7 +211,7 @@ def test_report_when_activations_have_16_bits_then_says_what_runs_in_float() -> 
     assert not any(op.startswith("QLinear") for op in report.integer_ops)
 
 
-@pytest.mark.parametrize("recipe", ["a16w8", "a16w4"])
+@pytest.mark.parametrize("recipe", ["a16w8", pytest.param("a16w4", marks=pytest.mark.slow)])
 def test_file_when_checked_in_a_new_process_then_handed_out(recipe: str, tmp_path: Path) -> None:
     _, gm = quantized("cnn", recipe)
     artifact = BACKEND.lower(gm, verify="process")

@@ -249,7 +249,10 @@ class CachedBlock(nn.Module):
         return self.head(self.last(x))
 
 
-@pytest.mark.parametrize("recipe", ["int8_dynamic", "a8w4_g32", "w8"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["int8_dynamic", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a8w4_g32", "w8"))],
+)
 def test_cache_when_run_token_by_token_then_as_the_graph_in_two_partitions(recipe):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = CachedBlock()

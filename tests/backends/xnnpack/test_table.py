@@ -269,8 +269,18 @@ def counted(contents: ProgramContents) -> Counter[str]:
     return delegated + contents.kernels
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-@pytest.mark.parametrize("cases", GROUPS, ids=lambda g: f"{g[0].row}-{len(g)}")
+def rows_by_mode():
+    """All cases with static sizes; of rows with many, a quarter with dynamic sizes."""
+    for cases in GROUPS:
+        name, dynamic = f"{cases[0].row}-{len(cases)}", cases
+        yield pytest.param(cases, "static", id=f"{name}-static")
+        if len(cases) > 10:
+            dynamic = cases[::4]
+            yield pytest.param(cases, "dynamic", id=f"{name}-dynamic-all", marks=pytest.mark.slow)
+        yield pytest.param(dynamic, "dynamic", id=f"{name}-dynamic")
+
+
+@pytest.mark.parametrize(("cases", "mode"), list(rows_by_mode()))
 def test_rows_when_lowered_then_run_in_integers(  # type: ignore[no-untyped-def]
     cases, mode, every_row, quantize_with, make_noise, tmp_path
 ):
