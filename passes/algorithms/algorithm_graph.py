@@ -286,10 +286,26 @@ class Constant:
             return found
         return qparams_of(observer)
 
-    def limit_scale(self, least: Tensor) -> None:
-        """Let no algorithm give its integers scales below these, of the shape of `qparams()`'s."""
-        assert self.observed is not None  # it has integers
-        self.graph.gathered.least_scales[self.observed] = least
+    def limit_scale(self, least: Tensor) -> Tensor:
+        """Give its integers scales not below these, and let no algorithm shrink or take them back.
+
+        Args:
+            least: float32, of the shape of those in `qparams()`.
+
+        Returns:
+            What the scales were multiplied by, likewise.
+
+        Raises:
+            Declined: as `set_scale`.
+        """
+        scale, gathered = scale_of(self.qparams()), self.graph.gathered
+        assert self.observed is not None  # `qparams` has found an observer
+        gathered.least_scales[self.observed] = least
+        widened = torch.maximum(scale, least)
+        if not torch.equal(widened, scale):
+            self.set_scale(widened)
+            gathered.observers.pop(self.observed)
+        return widened / scale
 
     def least_factors(self) -> Tensor:
         """What its scales may be multiplied by at least, of their shape, at most 1."""

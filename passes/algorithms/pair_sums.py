@@ -61,12 +61,9 @@ class PairScales(_PairAlgorithm):
         needed = greatest_pairs(rows) / (MOST - _ROUNDED)
         if qparams.axis is None:
             needed = needed.amax().reshape(qparams.scale.shape)
-        weight.limit_scale(needed)
-        scale = torch.maximum(qparams.scale, needed)
-        factor = float((scale / qparams.scale).max())
+        factor = float(weight.limit_scale(needed).max())
         if factor <= 1.0:
             raise Declined("its pairs fit into 16 bits")
-        weight.set_scale(scale)
         return f"scales x{factor:.2f} at most, so that pairs fit into 16 bits"
 
 
