@@ -83,15 +83,15 @@ def test_llm_w4_when_run_then_trains_and_saves_small_files_for_prompts_of_any_le
         check_prompts_of_other_lengths(tmp_path / f"llama_w4{suffix}")
 
 
-def test_qat_when_run_then_trains_three_bit_weights_and_saves_a_file(tmp_path):
+def test_qat_when_run_then_trains_ternary_weights_and_saves_a_file(tmp_path):
     done = run_example("qat.py", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = {
         line[:24].strip(): float(line[25:30]) for line in done.stdout.splitlines() if "." in line
     }
-    assert found["3-bit weights, trained"] > found["3-bit weights, rounded"]
-    assert (tmp_path / "digits_w3.pte").stat().st_size < 600_000
-    check_batches_of_other_sizes(tmp_path / "digits_w3.pte")
+    assert found["ternary weights, trained"] > found["ternary weights, rounded"]
+    assert (tmp_path / "digits_ternary.pte").stat().st_size < 600_000
+    check_batches_of_other_sizes(tmp_path / "digits_ternary.pte")
 
 
 def test_own_cpu_kernel_when_run_then_it_is_used_and_reported():
