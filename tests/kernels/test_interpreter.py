@@ -1,4 +1,4 @@
-"""Every kernel in Triton's interpreter: the tests of `interpreted/`, in their own process."""
+"""Every kernel in Triton's interpreter: the tests of `interpreted/`, in processes of their own."""
 
 import os
 import subprocess
@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+FILES = [str(path) for path in sorted((HERE / "interpreted").glob("test_*.py"))]
+PARTS = 7
+"""So many processes, of about a minute each: one would be the last that all others wait for."""
 
 
-def test_kernels_when_run_in_the_interpreter_then_their_tests_pass():
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_when_run_in_the_interpreter_then_their_tests_pass(part):
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", str(HERE / "interpreted")],
+        [sys.executable, "-m", "pytest", "-q", "-x", *FILES[part::PARTS]],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         cwd=HERE.parents[1],
         capture_output=True,
