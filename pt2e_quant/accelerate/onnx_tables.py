@@ -16,7 +16,7 @@ from pt2e_quant.accelerate.patch import Patch, Replacement, replaced
 
 PATCH = Patch(
     name="onnx_tables",
-    saves="half of the time of an export of a small network to ONNX, but of the first",
+    saves="a third of the time of lowering a small network to ONNX, but of the first",
     versions={"torch": "2.13", "onnxscript": "0.7"},
 )
 
