@@ -101,6 +101,8 @@ _few_to_onnx = partial(lowering_work, "onnx", 4)
 
 CASES = (
     (pause_gc.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
+    (pause_gc.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),
+    (pause_gc.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
     (recompile.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
     (executorch_passes.PATCH, "lower to .pte, conv stack 40 (CPU s)", _to_pte),
     (composite_operators.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),

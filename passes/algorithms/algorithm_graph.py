@@ -301,11 +301,10 @@ class Constant:
         scale, gathered = scale_of(self.qparams()), self.graph.gathered
         assert self.observed is not None  # `qparams` has found an observer
         gathered.least_scales[self.observed] = least
-        widened = torch.maximum(scale, least)
-        if not torch.equal(widened, scale):
-            self.set_scale(widened)
+        if bool((least > scale).any()):
+            self.set_scale(scale)
             gathered.observers.pop(self.observed)
-        return widened / scale
+        return torch.maximum(scale, least) / scale
 
     def least_factors(self) -> Tensor:
         """What its scales may be multiplied by at least, of their shape, at most 1."""

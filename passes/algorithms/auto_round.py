@@ -162,7 +162,9 @@ class _Trained:
         self.scale = scale_of(self.qparams)
         self.shift = torch.zeros_like(self.exact).requires_grad_()
         self.factor = torch.ones_like(self.scale).requires_grad_()
-        self.least = torch.tensor(-0.5), weight.least_factors().clamp(min=least_scale)
+        least = weight.least_factors().clamp(min=least_scale)
+        half, one = torch.tensor(0.5), torch.tensor(1.0)
+        self.limits = (-half, half), (least, one)
         self.best = self.shift.detach().clone(), self.factor.detach().clone()
 
     @property
@@ -180,11 +182,9 @@ class _Trained:
     def move(self, slopes: Sequence[Tensor | None], size: float) -> None:
         """Take one step of a size against the signs of the gradients."""
         with torch.no_grad():
-            for parameter, slope, least in zip(self.parameters, slopes, self.least, strict=True):
+            for parameter, slope, limits in zip(self.parameters, slopes, self.limits, strict=True):
                 if slope is not None:
-                    most = 0.5 if parameter is self.shift else 1.0
-                    parameter.sub_(size * slope.sign()).clamp_(max=most)
-                    torch.maximum(parameter, least, out=parameter)
+                    parameter.sub_(size * slope.sign()).clamp_(*limits)
 
     def remember(self) -> None:
         """These are the best so far."""

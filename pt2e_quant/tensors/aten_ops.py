@@ -247,8 +247,8 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
 def _split_with_sizes(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    ends = list(itertools.accumulate(sizes))
-    return _pieces(tensor, dim, list(zip([0, *ends], ends, strict=False)))
+    ends = itertools.accumulate(sizes, initial=0)
+    return _pieces(tensor, dim, list(itertools.pairwise(ends)))
 
 
 def _pieces(
