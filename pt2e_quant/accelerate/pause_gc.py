@@ -8,7 +8,8 @@ from pt2e_quant.accelerate.patch import Patch
 
 PATCH = Patch(
     name="pause_gc",
-    saves="collections of a growing graph in prepare and convert, a quarter of a lowering's time",
+    saves="collections of a growing graph in prepare and convert, and in a lowering walks over "
+    "what was there before; nothing in a lowering right behind a full collection",
 )
 
 
