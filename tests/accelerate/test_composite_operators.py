@@ -6,6 +6,7 @@ import torch._export.utils as export_utils
 from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch._ops import OperatorBase
+from torch._subclasses.fake_impls import op_implementations_dict
 
 from pt2e_quant.accelerate.composite_operators import PATCH, quick_decompositions
 
@@ -71,6 +72,30 @@ def test_quick_decompositions_when_a_kernel_is_registered_twice_then_as_torch_re
     with quick_decompositions():
         quick = refusal()
     assert quick == refusal()
+
+
+@pytest.mark.parametrize("last", [1, 500, 3000])
+def test_quick_decompositions_when_interrupted_then_operators_have_the_kernels_they_had(last):
+    program = torch.export.export(Composites().eval(), INPUTS)
+    operators = export_utils._collect_all_valid_cia_ops()
+    kernels = {op: dict(op.py_kernels) for op in operators}
+    rules = set(op_implementations_dict)
+    with quick_decompositions():
+        quick, left = OperatorBase.py_impl, last
+
+        def interrupted(self, key):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            return quick(self, key)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OperatorBase, "py_impl", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                program.run_decompositions()
+    assert all(dict(op.py_kernels) == kernels[op] for op in operators)
+    assert set(op_implementations_dict) == rules
 
 
 def test_quick_decompositions_when_left_then_nothing_is_replaced():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._export.utils as export_utils
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
@@ -63,8 +64,15 @@ def counted(last: int | None = None) -> Iterator[Calls]:
 
 def interrupt(step, count: int, point: float) -> None:
     """Run a step of so many calls up to a point of it."""
+    before = kernels_of_torch()
     with pytest.raises(KeyboardInterrupt), counted(max(1, int(count * point))):
         step()
+    assert kernels_of_torch() == before
+
+
+def kernels_of_torch():
+    """What Python code has given torch's operators: an export gives and takes some away."""
+    return {op: dict(op.py_kernels) for op in export_utils._collect_all_valid_cia_ops()}
 
 
 def prepared(backend):
