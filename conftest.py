@@ -12,6 +12,9 @@ import pytest
 os.environ.setdefault("PT2E_QUANT_VERIFY", "1")
 # What is slower in integers is the same on every machine; of this CPU cpu kernels have no times.
 os.environ.setdefault("PT2E_QUANT_MEASURED_CPU", "cpu_avx512_bf16")
+# Before torch is imported: workers that each start a thread for every core wait for each other.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 _NEEDS = {
     "xnnpack": ("executorch",),
