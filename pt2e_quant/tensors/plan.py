@@ -34,6 +34,12 @@ def holds_transposed(module: nn.Module) -> bool:
     return found is not None and isinstance(module, found.Conv1D)
 
 
+def upright(module: nn.Module) -> Tensor:
+    """The weight of a linear as [out, in], whichever way the module holds it."""
+    weight: Tensor = module.weight  # type: ignore[assignment]  # every linear has one
+    return weight.t() if holds_transposed(module) else weight
+
+
 def is_known(module: nn.Module) -> bool:
     """True if a module's function takes a quantized weight."""
     return isinstance(module, KINDS) or holds_transposed(module)

@@ -10,7 +10,7 @@ from pt2e_quant.core.arguments import check_filter, check_initialized, check_mod
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.passes.algorithms.gptq import inverse_factor
-from pt2e_quant.tensors.plan import Filter, is_linear
+from pt2e_quant.tensors.plan import Filter, is_linear, upright
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.run_batches import run_batches, watch_input
 
@@ -90,28 +90,29 @@ def prune_2_4_(
     linears = {
         path: part
         for path, part in module.named_modules()
-        if isinstance(part, nn.Linear) and chosen(part, path)
+        if is_linear(part, path) and chosen(part, path)
     }
     if not linears:
         raise ConfigError("no linear is chosen", fix="give a filter that takes some")
     for path, linear in linears.items():
         if isinstance(linear.weight, QuantizedTensor):
             raise ConfigError(f'"{path}" is quantized already', fix="prune before quantize_")
-        if linear.in_features % 4:
+        if (length := upright(linear).shape[1]) % 4:
             raise ConfigError(
-                f'"{path}" has rows of {linear.in_features}, which are no fours of neighbours',
+                f'"{path}" has rows of {length}, which are no fours of neighbours',
                 fix="leave it out by the filter",
             )
     moments = (
         {} if calibration_data is None else _moments(module, linears, calibration_data, inputs)
     )
     for path, linear in linears.items():
-        linear.weight.copy_(prune_2_4(linear.weight, moments.get(path)))
+        weight = upright(linear)
+        weight.copy_(prune_2_4(weight, moments.get(path)))
 
 
 def _moments(
     module: nn.Module,
-    linears: dict[str, nn.Linear],
+    linears: dict[str, nn.Module],
     batches: Iterable[Any],
     inputs: InputPick | None,
 ) -> dict[str, Tensor]:

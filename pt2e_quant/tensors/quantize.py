@@ -34,6 +34,7 @@ from pt2e_quant.tensors.plan import (
     floats_beside,
     holds_transposed,
     places_of,
+    upright,
     why_not,
 )
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, as_parameter
@@ -150,9 +151,11 @@ class _How:
                 raise CalibrationError(reason, fix=f"give data that runs it, {_OR_LEAVE_IT}")
         if not reason:
             try:
-                upright = old.t() if holds_transposed(place.module) else old
                 tensor = QuantizedTensor.from_float(
-                    upright, scheme, input=place.scheme.input, search=search_of(self.search)
+                    upright(place.module),
+                    scheme,
+                    input=place.scheme.input,
+                    search=search_of(self.search),
                 )
             except Pt2eQuantError as error:
                 reason = str(error)

@@ -9,6 +9,9 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.tensors import prune_2_4_
+from pt2e_quant.tensors.graphs.graph import quantized_weights
+from pt2e_quant.tensors.kernels import choose_fastest
 from pt2e_quant.tensors.quantize import quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.training import prepare_qat_
@@ -137,3 +140,35 @@ def test_gpt2_when_algorithms_round_then_its_transposed_linears_too():
 def test_transposed_linear_when_it_is_to_train_then_refused_with_the_way_out():
     with pytest.raises(ConfigError, match="train its graph"):
         prepare_qat_(nn.Sequential(Conv1D(8, 4)), "w8")
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_transposed_linear_when_pruned_then_as_a_linear_of_its_transpose(with_data):
+    torch.manual_seed(0)
+    turned, linear = Conv1D(16, 64), nn.Linear(64, 16)
+    with torch.no_grad():
+        linear.weight.copy_(turned.weight.t())
+        linear.bias.copy_(turned.bias)
+    data = [(torch.randn(80, 64),)] if with_data else None
+    x = torch.randn(3, 5, 64)
+    pair = [nn.Sequential(turned), nn.Sequential(linear)]
+    for module in pair:
+        prune_2_4_(module, data)
+    assert torch.equal(turned.weight.t(), linear.weight)
+    assert int((turned.weight.t().reshape(-1, 4) != 0).sum(1).max()) == 2
+    for module in pair:
+        quantize_(module, "w8", layout="sparse_2_4")
+    torch.testing.assert_close(pair[0](x), pair[1](x))
+
+
+def test_gpt2_when_kernels_are_measured_then_its_transposed_linears_are_too(monkeypatch):
+    monkeypatch.setattr(choose_fastest, "_time", lambda x, weight, bias: weight.nbytes)
+    model = gpt2()
+    expected = model(IDS)
+    report = choose_fastest.auto_quantize(model, (IDS,), verbose=False)
+    shapes = {choice.name: choice.shape for choice in report.choices}
+    assert shapes["model.transformer.h.0.mlp.c_fc.weight"] == (IDS.numel(), 64, 256)
+    assert shapes.keys() <= quantized_weights(model).keys()
+    assert len(shapes) == 9
+    with pq.tensors.strict():
+        assert pq.sqnr_db([expected], [model(IDS)]) > 35

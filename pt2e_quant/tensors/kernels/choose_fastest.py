@@ -24,7 +24,7 @@ from pt2e_quant.core.arguments import (
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, Pt2eQuantError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.tensors.kernels.choose_layout import layouts_with_kernels
-from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of
+from pt2e_quant.tensors.plan import Filter, Place, as_scheme, is_linear, places_of, upright
 from pt2e_quant.tensors.quantize import holders_of, put_in_place, search_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.run_batches import run_call, watch_input
@@ -136,7 +136,7 @@ def auto_quantize(
         if scheme.input is not None and not scheme.input.is_dynamic:
             raise ConfigError(f'"{name}" needs calibration data', fix="name dynamic schemes")
     places = places_of(model, next(iter(schemes.values())), filter)
-    places = [p for p in places if isinstance(p.module, nn.Linear)]
+    places = [p for p in places if is_linear(p.module, p.path)]
     inputs = _inputs_of(model, places, example_inputs)
     if not inputs:
         raise InputError("the example inputs reach no linear", fix="give inputs of a forward")
@@ -246,14 +246,14 @@ def _choose(
     candidates: Sequence[str],
     least_db: float,
 ) -> Choice:
-    weight = place.weight
+    weight = upright(place.module)
     key = _key(x, weight, candidates)
     trials = known.get(key)
     is_cached = trials is not None
     made: dict[tuple[str, str], QuantizedTensor] = {}
     if trials is None:
         made = _candidates(weight, candidates)
-        trials = _measure(x, place, made)
+        trials = _measure(x, weight, place.module.bias, made)
         known.put(key, trials)
     fit = [trial for trial in trials if trial.sqnr_db >= least_db]
     chosen = min(fit, key=lambda trial: trial.time_us)
@@ -261,7 +261,8 @@ def _choose(
         if not made:
             made = _candidates(weight, [chosen.scheme])
         tensor = made[chosen.scheme, chosen.layout]
-        put_in_place(holders_of(model)[weight], place, weight, tensor, chosen.layout)
+        holders = holders_of(model)[place.weight]
+        put_in_place(holders, place, place.weight, tensor, chosen.layout)
     rows = x.numel() // max(1, x.shape[-1])
     return Choice(
         name=place.name,
@@ -306,14 +307,13 @@ def _candidates(
 
 
 def _measure(
-    x: Tensor, place: Place, made: Mapping[tuple[str, str], QuantizedTensor]
+    x: Tensor, real: Tensor, bias: Any, made: Mapping[tuple[str, str], QuantizedTensor]
 ) -> tuple[Trial, ...]:
     """Each candidate and float, in turn, so that a busy moment hits all of them."""
-    bias: Any = place.module.bias
-    weights: dict[tuple[str, str], Tensor] = {("float", ""): place.weight, **made}
+    weights: dict[tuple[str, str], Tensor] = {("float", ""): real, **made}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in weights}
     with torch.no_grad():
-        expected = F.linear(x, place.weight, bias)
+        expected = F.linear(x, real, bias)
         errors = {key: F.linear(x, weight, bias) for key, weight in weights.items()}
         for _ in range(_ROUNDS):
             for key, weight in weights.items():
