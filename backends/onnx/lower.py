@@ -39,6 +39,13 @@ from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.onnx.to_bytes import to_bytes
 from pt2e_quant.backends.onnx.translate.translations import translation_table
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
+from pt2e_quant.backends.onnx.value_names import (
+    keep_constants,
+    name_inputs,
+    name_outputs,
+    name_values,
+    names_before,
+)
 from pt2e_quant.backends.quiet import without_remarks
 from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
 from pt2e_quant.backends.target.leave_slower import slower_regions
@@ -112,15 +119,16 @@ def export_model(
             ) from error
     assert program is not None
     model = program.model
+    keep_constants(model.graph)
     exported = program.exported_program
     if named is not None and exported is not None:
-        _name_values(model, _names_before(exported.graph, named))
+        name_values(model, names_before(exported.graph, named))
     if validation is not None:
         assert exported is not None
         validation.start(exported.graph, model)
     origins = apply_rewrites(model, portable=portable, validation=validation)
     common.OutputFixPass()(model)
-    _name_outputs(model.graph, output_names)
+    name_outputs(model.graph, output_names)
     model.producer_name = "pt2e_quant"
     return model, origins
 
@@ -144,72 +152,6 @@ def exact_identities() -> Iterator[None]:
                 restore.callback(setattr, constant, name, getattr(constant, name))
                 setattr(constant, name, 0.0)
         yield
-
-
-def _names_before(exported: Graph, named: Graph) -> dict[str, str]:
-    """The names of nodes in a graph before it was exported, by their names afterwards.
-
-    torch numbers the nodes of an operator anew. Of several that one node was made into, the last
-    has its value.
-    """
-    last = {}
-    for node in exported.nodes:
-        sources = node.meta.get("from_node") if node.op == "call_function" else None
-        while sources:
-            if sources[-1].graph_id == id(named):
-                last[sources[-1].name] = node.name
-                break
-            sources = sources[-1].from_node
-    return {after: before for before, after in last.items()}
-
-
-def _name_values(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Give the values of a model, and the nodes that make them, other names.
-
-    A value that has a name which another one gets has a number behind it afterwards.
-    """
-    graph = model.graph
-    made = [value for node in graph for value in node.outputs]
-    inner = [v for part in graph.subgraphs() for node in part for v in node.outputs]
-    fixed = {value.name for value in (*graph.inputs, *inner)} | set(graph.initializers)
-    wanted = {v: name for v in made if (name := names.get(v.name or "")) and name not in fixed}
-    taken = {*fixed, *wanted.values()}
-    for value in made:
-        name = wanted.get(value)
-        if name is None and value.name is not None:
-            name = _unique(value.name, taken)
-        node = value.producer()
-        if node is not None and name != value.name:
-            value.name = name
-            node.name = f"node_{name}"
-
-
-def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Give the last inputs these names, where no other value has the name."""
-    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
-    taken |= {value.name for value in graph.inputs}
-    for value, name in zip(graph.inputs[len(graph.inputs) - len(names) :], names, strict=True):
-        value.name = _unique(name, taken)
-
-
-def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Give the outputs their names in the result, where no other value has the name."""
-    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
-    taken |= {value.name for value in graph.inputs}
-    for output, name in zip(graph.outputs, names, strict=True):
-        if output.name == name:
-            continue
-        output.name = _unique(name, taken)
-
-
-def _unique(name: str, taken: set[str | None]) -> str:
-    """The name, or with a number behind it the first that is not taken; it is now."""
-    unique, count = name, 0
-    while unique in taken:
-        count += 1
-        unique = f"{name}_{count}"
-    taken.add(unique)
-    return unique
 
 
 def _innermost(error: BaseException) -> str:
