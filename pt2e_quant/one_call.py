@@ -69,6 +69,7 @@ def quantize(
     validate: bool = False,
     record: str | None = None,
     measure: bool = False,
+    allow_slower: bool = False,
     accuracy_drop: float | None = None,
     metric: "Metric | None" = None,
     progress: bool = True,
@@ -100,6 +101,7 @@ def quantize(
         record: what the file keeps of how each tensor was quantized: "full", "brief" or "none";
             None keeps the most that takes at most 4 KB and 3 % of the constants.
         measure: time the artifact against the float program here; warn where it is slower.
+        allow_slower: quantize also what measured slower than float, as `Backend.allowing_slower`.
         accuracy_drop: by how much `metric` may fall on the calibration data (see `pq.tune`):
             operators that cost too much get more bits or stay float.
         metric: of outputs and targets; None for the cosine with the float model's outputs.
@@ -112,6 +114,7 @@ def quantize(
         Pt2eQuantWarning: the graph is below 15 dB SQNR from float; or slower, if measured.
     """
     target = get(backend) if isinstance(backend, str) else backend
+    target = target.allowing_slower() if allow_slower else target
     target.require_extra()
     told: dict[str, Any] = {"strict": strict, "verify": verify, "validate": validate}
     told |= {"record": record_named(record), "measure": measure}

@@ -1,10 +1,13 @@
 """Model to artifact in one call, on both runtimes, without touching the model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from pt2e_quant.backends.cpu import policy
 from pt2e_quant.core.errors import AnnotationError, CalibrationError, InputError
 
 
@@ -167,15 +170,34 @@ def test_quantize_when_inputs_are_tiny_then_as_near_as_of_ordinary_size(backend,
             model[0].bias.mul_(size)
             model[2].bias.mul_(size)
         batches = [torch.randn(1, 3, 8, 8) * size for _ in range(4)]
-        target = pq.backends.get(backend)
         artifact = pq.quantize(
             model,
             (batches[0],),
             calibration_data=batches,
-            backend=target.allowing_slower() if backend == "cpu" else target,
+            backend=backend,
+            allow_slower=backend == "cpu",
             progress=False,
         )
         assert sum(artifact.report.integer_ops.values()) > 0
         x = torch.randn(1, 3, 8, 8) * size
         found.append(pq.sqnr_db(model(x), artifact.run(x)))
     assert found[1] > found[0] - 0.5
+
+
+@pytest.mark.filterwarnings("ignore:no tensor of this graph")
+@pytest.mark.parametrize("allow_slower", [False, True])
+def test_quantize_when_integers_measured_slower_then_used_by_choice_alone(
+    allow_slower, monkeypatch
+):
+    monkeypatch.setattr(policy, "measured_here", lambda op: SimpleNamespace(get=lambda *_: 0.5))
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(4, 8)
+    artifact = pq.quantize(
+        model,
+        (x,),
+        calibration_data=[x],
+        backend="cpu",
+        allow_slower=allow_slower,
+        progress=False,
+    )
+    assert bool(artifact.report.integer_ops) is allow_slower
