@@ -247,8 +247,8 @@ def test_search_when_its_lowerings_are_used_up_then_it_says_so(
     canonical, plain_backend, monkeypatch
 ):
     monkeypatch.setattr("pt2e_quant.backends.first_apart.MOST_LOWERINGS", 2)
-    gm = canonical(Chain(40), (16, 16))
-    faulty = Faulty(plain_backend, partial(negate_layer, path="layers.30"))
+    gm = canonical(Chain(12), (16, 16))
+    faulty = Faulty(plain_backend, partial(negate_layer, path="layers.9"))
     error = faulty.refusal(gm)
     assert faulty.lowerings == 2
     assert "the search ended after 2 lowerings" in str(error)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import pt2e_quant as pq
+from tests.parameters import named_subset
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -55,7 +56,7 @@ def _call(model, batch):
     return (x, torch.randn(3), torch.rand(3)) if isinstance(model, OfInputs) else (x,)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", named_subset(NORMS, "batch"))
 @pytest.mark.parametrize("kind", [OfBuffers, OfInputs, OfValues])
 @pytest.mark.parametrize("backend", EXTRAS)
 def test_norm_in_training_when_called_again_then_results_and_statistics_as_torch(

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.parameters import named_subset
+
 pytest.importorskip("torchao")
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -104,7 +106,9 @@ def lowered(gm, inputs):
 
 
 @pytest.mark.filterwarnings("ignore")  # torchao's own modules, at import
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", named_subset(MODELS, "conv_relu", "depthwise", "residual", "linear_gelu")
+)
 def test_graph_when_lowered_by_torchao_then_the_operators_that_x86_reaches(
     quantize_with, make_noise, name
 ):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from tests.parameters import in_groups
 
 
 def _matrices(x):
@@ -92,15 +93,16 @@ FUNCTIONS = {
 
 
 class _Between(nn.Module):
-    """A function of a linear's result and of an input with signed zeros."""
+    """Functions of linears' results and of an input with signed zeros."""
 
-    def __init__(self, function) -> None:
+    def __init__(self, *functions) -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 6)
-        self.function = function
+        self.linears = nn.ModuleList(nn.Linear(8, 6) for _ in functions)
+        self.functions = functions
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(self.linear(x), y)
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        pairs = zip(self.functions, self.linears, strict=True)
+        return tuple(function(linear(x), y) for function, linear in pairs)
 
 
 def call(batch, seed):
@@ -110,11 +112,11 @@ def call(batch, seed):
     return x, y
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_function_when_lowered_then_as_its_graph_at_every_size(name):
+@pytest.mark.parametrize("names", in_groups(FUNCTIONS, 4))
+def test_functions_when_lowered_then_as_their_graph_at_every_size(names):
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
-    model = _Between(FUNCTIONS[name]).eval()
+    model = _Between(*(FUNCTIONS[name] for name in names)).eval()
     batch = Dim("batch", min=1, max=16)
     program = torch.export.export(model, call(4, 0), dynamic_shapes=({0: batch}, {0: batch}))
     backend = pq.backends.get("onnx")
@@ -123,10 +125,11 @@ def test_function_when_lowered_then_as_its_graph_at_every_size(name):
     graph = pq.convert_pt2e(prepared)
     artifact = backend.lower(graph)
     for size in (1, 16, 3):
-        found, expected = artifact.run(*call(size, 2)), graph(*call(size, 2))
-        finite = expected.abs() < 1e20
-        assert sqnr_db(expected[finite], found[finite]) > 80
-        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+        results = artifact.run(*call(size, 2)), graph(*call(size, 2))
+        for name, found, expected in zip(names, *results, strict=True):
+            finite = expected.abs() < 1e20
+            assert sqnr_db(expected[finite], found[finite]) > 80, name
+            torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.parametrize("function", [F.celu, F.elu, F.selu])

@@ -10,6 +10,7 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.qdq import is_quantize, read_qparams
 from pt2e_quant.observers.training.fake_quantize import disable_observer
+from tests.parameters import named_subset
 
 
 class Mixed(nn.Module):
@@ -212,7 +213,7 @@ LAYERS = {
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")
-@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("name", named_subset(LAYERS, "gru"))
 def test_integer_quantizer_when_layers_are_recurrent_then_none_is_float_and_they_train(name):
     torch.manual_seed(0)
     model, shapes = Recurrent(LAYERS[name]()), ({0: torch.export.Dim("batch", min=1, max=8)},)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from tests.parameters import named_subset
 
 BACKEND = pq.backends.get("xnnpack")
 WIDTH, ROOM = 32, 256
@@ -55,7 +56,9 @@ def float_bytes() -> int:
     return planned_bytes(lowered(32, is_empty=True)[1])
 
 
-@pytest.mark.parametrize(("bits", "row"), [(8, WIDTH + 4), (4, WIDTH // 2 + 4)])
+@pytest.mark.parametrize(
+    ("bits", "row"), named_subset([(8, WIDTH + 4), (4, WIDTH // 2 + 4)], (8, WIDTH + 4))
+)
 def test_caches_when_quantized_then_planned_memory_shrinks_by_what_they_save(
     bits, row, float_bytes
 ):
@@ -72,7 +75,7 @@ def test_caches_when_quantized_then_planned_memory_shrinks_by_what_they_save(
         assert sqnr_db(gm(x, at), artifact.run(x, at)) > 45
 
 
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("bits", named_subset([32, 8], 8))
 def test_buffers_when_not_empty_then_the_file_keeps_what_they_hold(bits, tmp_path):
     gm, artifact = lowered(bits, is_empty=False)
     artifact.save(tmp_path / "x.pte")

@@ -13,6 +13,7 @@ from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.op_table import OpKind
+from tests.parameters import named_subset
 
 FIXED = (1 / 256, 1 / 128)
 """Scales that sigmoid and tanh always have."""
@@ -102,7 +103,7 @@ def test_entries_when_listed_then_every_one_with_a_scale_of_its_own():
     assert rows == {*ONE, *TWO, *LAYERS}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", named_subset(range(6), 0))
 def test_scales_when_of_any_magnitude_then_loads_and_agrees(
     every_row, quantize_with, make_noise, seed
 ):
