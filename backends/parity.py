@@ -31,7 +31,6 @@ from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER, operator_name
-from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.reference.read_sites import reads_integers
 
 _PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
@@ -276,7 +275,7 @@ def _compare(value: Node, part: _Part, calls: list[Sample], profile: Profile) ->
 
 
 def _reference(gm: GraphModule, profile: Profile, floats: Set[str]) -> GraphModule:
-    made = integer_reference(copy_graph(gm), profile, floats=floats)
+    made = integer_reference(gm, profile, floats=floats)
     made.meta = dict(gm.meta)
     return made
 

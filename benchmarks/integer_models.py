@@ -19,7 +19,6 @@ import pt2e_quant as pq
 from benchmarks import models
 from benchmarks.cases import CASES, Case, image_case, llama_case
 from benchmarks.results import write_results
-from pt2e_quant.graph.subgraphs import copy_graph
 
 console = Console(width=120)
 MODELS: dict[str, Callable[..., Case]] = {
@@ -106,7 +105,7 @@ def measure(case: Case, batches: int) -> dict[str, object]:
     """Return one model's row."""
     gm = quantized_of(case)
     audited = pq.audit(gm)
-    reference = pq.integer_reference(copy_graph(gm))
+    reference = pq.integer_reference(gm)
     with torch.no_grad():
         batch = case.held_out[:batches]
         outputs = [

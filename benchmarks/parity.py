@@ -23,7 +23,6 @@ import pt2e_quant as pq
 from benchmarks.drawn_operators import Call, Part
 from benchmarks.results import write_results
 from pt2e_quant.core.qdq import QdqKind, kind_of_qdq, read_qparams
-from pt2e_quant.graph.subgraphs import copy_graph
 
 DRAWS = 20
 RUNTIMES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
@@ -215,14 +214,14 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for backend in backends:
-            expected = pq.integer_reference(copy_graph(gm), RUNTIMES[backend])(*inputs)
+            expected = pq.integer_reference(gm, RUNTIMES[backend])(*inputs)
             lower = pq.backends.get(backend).lower
             artifact = lower(gm, verify=False, strict=False, **OPTIONS.get(backend, {}))
             found = differences(steps_apart(artifact.run(*inputs), expected, gm))
             floats = pq.audit(artifact).islands
             names = sorted({re.sub(r"^\d+ ", "", each.operator) for each in floats})
             rows.append({"operator": name, "runtime": backend, **found, "float": names})
-        expected = pq.integer_reference(copy_graph(gm))(*inputs)
+        expected = pq.integer_reference(gm)(*inputs)
         found = differences(steps_apart(gm(*inputs), expected, gm))
         rows.append({"operator": name, "runtime": "qdq", **found, "float": []})
     return rows
@@ -245,7 +244,7 @@ def measure_drawn(
     if has_ties:
         coarsen_scales(gm)
     with torch.no_grad():
-        expected = pq.integer_reference(copy_graph(gm), RUNTIMES[backend])(*inputs)
+        expected = pq.integer_reference(gm, RUNTIMES[backend])(*inputs)
         artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False, allow_slower=True)
         steps = steps_apart(artifact.run(*inputs), expected, gm)
     return [(part, differences([each])) for part, each in zip(parts, steps, strict=True)]

@@ -148,11 +148,10 @@ class Lowering(Generic[OptionsT]):
             raise ConfigError(
                 "this graph is an integer reference, which computes like a lowered program but is "
                 "not lowered",
-                fix="lower the graph of convert first; integer_reference(copy.deepcopy(graph)) "
-                "leaves it as it is",
+                fix="lower the graph that integer_reference was given",
             )
         verify_canonical(gm)
-        # A copy: the caller may edit the graph later, for example into its integer reference.
+        # A copy: the caller may edit the graph later.
         quantized = None if options.is_part else copy_graph(gm)
         gm = self.prepare(gm, options)
         if options.measure and isinstance(options, RuntimeOptions) and options.leaves_slower(gm):

@@ -157,9 +157,8 @@ def reference_program(gm: GraphModule) -> Program | None:
 
     def lower(graph: GraphModule) -> RunLeaves:
         settings = made_of.arithmetic
-        made = integer_reference(
-            copy_graph(graph), settings.profile, accumulator_bits=settings.accumulator_bits
-        )
+        bits = settings.accumulator_bits
+        made = integer_reference(graph, settings.profile, accumulator_bits=bits)
         return partial(_run_graph, made)
 
     return Program(

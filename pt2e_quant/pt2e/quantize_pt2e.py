@@ -119,5 +119,6 @@ def convert_pt2e(
     # Not packed: scripts and backends written for torchao's PT2E look for int8 constants.
     converted = strict_convert.convert_pt2e(model, fold_quantize=fold_quantize, pack=False)
     if use_reference_representation:
-        integer_reference(converted, form=Form.CANONICAL if fold_quantize else Form.UNFOLDED)
+        form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
+        converted = integer_reference(converted, form=form)
     return converted

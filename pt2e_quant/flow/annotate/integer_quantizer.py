@@ -45,7 +45,7 @@ from pt2e_quant.passes.recurrent.split_recurrent import split_cells, split_recur
 from pt2e_quant.passes.recurrent.write_steps import write_steps
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
-from pt2e_quant.passes.reference.forms.registry import OTHER_OPERATORS, REMEDIES, form_of
+from pt2e_quant.passes.reference.forms.registry import form_of, without_form
 from pt2e_quant.passes.reference.read_sites import cast_booleans, cast_integers
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
@@ -275,10 +275,11 @@ def _clamped(node: Node) -> Node | None:
 
 
 def _float_record(node: Node) -> FloatRecord:
+    reason, fix = without_form(node)
     return FloatRecord(
         node=node.name,
         op=operator_name(node),
         module=module_path(node),
-        reason=f"{operator_name(node)} has no integer form",
-        fix=REMEDIES.get(node.target, OTHER_OPERATORS),  # type: ignore[arg-type]  # a callable
+        reason=reason,
+        fix=fix,
     )

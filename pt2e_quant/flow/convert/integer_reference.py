@@ -1,5 +1,6 @@
 """A converted graph in exact integer arithmetic: the `reference` form."""
 
+import copy
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,10 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from pt2e_quant.accelerate.exact_products import install
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile, profile_named
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import bodies, copy_graph
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -47,13 +49,13 @@ def integer_reference(
     form: Form = Form.CANONICAL,
     floats: Set[str] = frozenset(),
 ) -> GraphModule:
-    """Write a canonical graph in integers, in place.
+    """Write a canonical graph in integers.
 
     Operators without a form in `passes.reference.forms` are computed in float, between an explicit
     dequantize and quantize; notes of the provenance say why.
 
     Args:
-        gm: of `convert_pt2e`.
+        gm: of `convert_pt2e`; it stays as it is.
         profile: how the target rounds, or its name in `core.integer_ops.profiles`.
         accumulator_bits: 32, or 64 where sums of products may be longer than int32 holds.
         form: what the graph is in.
@@ -61,17 +63,25 @@ def integer_reference(
             quantize: `artifact.float_operators(gm)`.
 
     Returns:
-        The same module, in reference form, verified, and in `eval()`. Integers have no gradient:
-        where one is asked for, of an input that requires it or after `train()`, backward says so.
+        A new module in reference form, verified, and in `eval()`, which shares the weights and has
+        the buffers that it writes to itself. Integers have no gradient: where one is asked for, of
+        an input that requires it or after `train()`, backward says so.
 
     Raises:
         InvariantError: the graph is not in that form.
-        ConfigError: no profile has that name, or accumulators have other bits.
+        ConfigError: no profile has that name, accumulators have other bits, or the graph is an
+            integer reference.
     """
     arithmetic = Arithmetic(profile_named(profile), accumulator_bits)
     passes = _passes(arithmetic, floats)
+    if REFERENCE_OF_KEY in gm.meta:
+        raise ConfigError(
+            "this graph is an integer reference already",
+            fix="give the graph of convert that it was made of",
+        )
     verify_canonical(gm, form=form)
-    gm.meta[REFERENCE_OF_KEY] = ReferenceOf(graph=copy_graph(gm), arithmetic=arithmetic)
+    source, gm = copy_graph(gm), _copy(gm)
+    gm.meta[REFERENCE_OF_KEY] = ReferenceOf(graph=source, arithmetic=arithmetic)
     graphs = [gm, *(body.gm for body in bodies(gm))]
     with pause_gc():
         for graph in graphs:
@@ -84,6 +94,19 @@ def integer_reference(
     refuse_gradients(gm)
     install()
     return gm
+
+
+def _copy(gm: GraphModule) -> GraphModule:
+    """A deep copy that shares the tensors which no run writes."""
+    named: dict[str, Tensor] = {}
+    named |= dict(gm.named_parameters(remove_duplicate=False))
+    named |= dict(gm.named_buffers(remove_duplicate=False))
+    memo: dict[int, Any] = {id(value): value for value in named.values()}
+    # Detached: a run outside of no_grad gives a buffer a history, which is not copied.
+    written = (named[name] for name in mutated_buffers(gm) if name in named)
+    memo |= {id(value): value.detach().clone() for value in written}
+    made: GraphModule = copy.deepcopy(gm, memo)
+    return made
 
 
 def _passes(arithmetic: Arithmetic, floats: Set[str]) -> tuple[GraphPass, ...]:

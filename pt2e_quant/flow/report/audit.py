@@ -28,13 +28,7 @@ from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.forms.registry import (
-    MOVES,
-    OTHER_OPERATORS,
-    REMEDIES,
-    WITHOUT_FORM,
-    form_of,
-)
+from pt2e_quant.passes.reference.forms.registry import MOVES, form_of, without_form
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.read_sites import find_sites
 from pt2e_quant.passes.reference.write_integers import write_integers
@@ -172,11 +166,8 @@ def refuse_left_float(gm: GraphModule) -> None:
                 fix=record.fix or f'a scheme for it: quantizer.set_operator("{name}", scheme)',
             )
         if Q_ANNOTATION_KEY in node.meta and form_of(node) is None:
-            raise UnsupportedError(
-                f"int_only: {name} has no integer form",
-                node=node,
-                fix=REMEDIES.get(node.target, OTHER_OPERATORS),
-            )
+            reason, fix = without_form(node)
+            raise UnsupportedError(f"int_only: {reason}", node=node, fix=fix)
 
 
 def _made_of_integers(gm: GraphModule) -> set[Node]:
@@ -304,7 +295,7 @@ _RUN_TIME = (
 def _remedy(node: Node) -> str:
     """Return the remedy that brings an operator into integers."""
     if form_of(node) is None:
-        return REMEDIES.get(node.target, OTHER_OPERATORS)  # type: ignore[arg-type]  # a callable
+        return without_form(node)[1]
     name = operator_name(node)
     return (
         "a spec for its inputs and output: pq.IntegerQuantizer(), or "
@@ -337,13 +328,8 @@ class _Written:
         if node.name in self.reasons:
             reason = self.reasons[node.name]
             return reason, "quantize all of its inputs and its output by a spec, per tensor"
-        name = operator_name(node)
         if form_of(node) is None:
-            why = WITHOUT_FORM.get(node.target) if callable(node.target) else None
-            return (
-                f"{name} has no integer form" + (f": {why}" if why else ""),
-                _remedy(node),
-            )
+            return without_form(node)
         return "its inputs or its result are not quantized", _remedy(node)
 
 

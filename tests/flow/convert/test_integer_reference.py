@@ -35,7 +35,7 @@ def test_reference_when_a_net_is_converted_then_within_a_step_of_its_qdq(
     net, quantizer, images, batch_dim
 ):
     quantized = converted(net, quantizer, images, dynamic_shapes=batch_dim)
-    reference = integer_reference(copy.deepcopy(quantized))
+    reference = integer_reference(quantized)
     assert products(reference) == 3
     assert not [n for n in reference.graph.nodes if is_qdq(n)]
     step = provenance_of(quantized).tensor("linear").scale[0]
@@ -58,6 +58,25 @@ def test_reference_when_made_then_its_form_is_verified_and_weights_integers(net,
         if node.op == "call_function":
             assert "val" in node.meta, node
             assert node.meta.get("nn_module_stack"), node
+
+
+def test_reference_when_made_then_the_graph_stays_and_shares_all_but_what_runs_write(
+    net, quantizer, images
+):
+    quantized = converted(net, quantizer, images)
+    code, notes = quantized.code, list(provenance_of(quantized).notes)
+    references = [integer_reference(quantized, name) for name in ("xnnpack", "tosa")]
+    assert (quantized.code, provenance_of(quantized).notes) == (code, notes)
+    verify_canonical(quantized)
+    weights = {v.data_ptr() for n, v in quantized.state_dict().items() if n.endswith("weight_q")}
+    assert len(weights) == 3
+    for reference in references:
+        assert weights <= {v.data_ptr() for v in reference.state_dict().values()}
+        calls = [reference(images[0])["calls"].item() for _ in range(2)]
+        assert calls[1] == calls[0] + 1
+        with pytest.raises(ConfigError, match="an integer reference already"):
+            integer_reference(reference, "tflite")
+    assert quantized(images[0])["calls"].item() == calls[0]
 
 
 def test_reference_when_asked_for_a_gradient_then_it_says_that_it_has_none(net, quantizer, images):
@@ -96,7 +115,7 @@ def test_reference_when_there_is_control_flow_then_bodies_are_written_too(quanti
     batches = [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
     prepared = prepare_pt2e(export(Branches().eval(), batches[0]), quantizer())
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
-    reference = integer_reference(copy.deepcopy(quantized))
+    reference = integer_reference(quantized)
     assert not [n for b in bodies(reference) for n in b.gm.graph.nodes if is_qdq(n)]
     for batch in batches:
         torch.testing.assert_close(reference(*batch), quantized(*batch), rtol=0, atol=1e-6)

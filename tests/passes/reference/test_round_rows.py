@@ -1,7 +1,5 @@
 """The integer reference rounds rows with scales of run time as its profile's runtime does."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -60,9 +58,9 @@ def test_one_row_when_run_by_onnx_runtime_then_the_integers_of_its_operator_for_
 def test_pass_when_the_profile_is_of_a_runtime_then_no_operator_per_token_is_left():
     x = rows_on_ties()
     gm = quantized("cpu", x)
-    kept = pq.integer_reference(copy.deepcopy(gm))
+    kept = pq.integer_reference(gm)
     assert any(node.target in CHOOSE_QPARAMS_OPS for node in kept.graph.nodes)
-    written = pq.integer_reference(copy.deepcopy(gm), "xnnpack")
+    written = pq.integer_reference(gm, "xnnpack")
     assert "per_token" not in show(written)
     # At most a step of each value of the row apart, at ties.
     step = (x.amax(1, keepdim=True).clamp(min=0) - x.amin(1, keepdim=True).clamp(max=0)) / 255
