@@ -10,7 +10,7 @@ from torch.fx import Node
 from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs, row_blocks
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, argument, is_call
+from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
@@ -29,10 +29,11 @@ class _PairAlgorithm(Algorithm):
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """Every such weight, once for all that read it.
 
-        Kernels of depthwise convolutions add in 32 bits.
+        Kernels of depthwise convolutions add in 32 bits, and no runtime that adds in 16 bits has
+        transposed convolutions of integers.
         """
         met: set[Node] = set()
-        for node in graph.quantized((*LINEAR, *CONV, *CONV_TRANSPOSE)):
+        for node in graph.quantized((*LINEAR, *CONV)):
             observed = argument(node, "weight")
             if observed in met or not _has_bytes(graph, node) or _is_depthwise(node):
                 continue
@@ -57,8 +58,7 @@ class PairScales(_PairAlgorithm):
         """Widen the scales of one weight."""
         weight: Constant = site.plan
         qparams = _plain(weight)
-        rows = weight.value.detach().movedim(_rows_axis(site.node), 0)
-        needed = greatest_pairs(rows) / (MOST - _ROUNDED)
+        needed = greatest_pairs(weight.value.detach()) / (MOST - _ROUNDED)
         if qparams.axis is None:
             needed = needed.amax().reshape(qparams.scale.shape)
         factor = float(weight.limit_scale(needed).max())
@@ -78,11 +78,10 @@ class PairCodes(_PairAlgorithm):
         """Lower integers of one weight."""
         weight: Constant = site.plan
         _plain(weight)
-        axis, grid = _rows_axis(site.node), weight.grid()
-        rows, scale = (x.movedim(axis, 0) for x in (weight.value.detach(), grid.scale))
+        rows, grid = weight.value.detach(), weight.grid()
         made, lowered = [], 0
         for block in row_blocks(rows):
-            value, per_step = rows[block], scale[block]
+            value, per_step = rows[block], grid.scale[block]
             codes = (value.float() / per_step).round().clamp(grid.quant_min, grid.quant_max)
             kept = fitted(codes.to(torch.int16))
             changed = kept != codes
@@ -90,7 +89,7 @@ class PairCodes(_PairAlgorithm):
             made.append(torch.where(changed, kept * per_step, value))
         if not lowered:
             raise Declined("its pairs fit into 16 bits")
-        weight.set(torch.cat(made).movedim(0, axis).contiguous(), keeps_qparams=True)
+        weight.set(torch.cat(made), keeps_qparams=True)
         told = f"{self.name}: {lowered} integers lowered, so that pairs fit into 16 bits"
         weight.note(told)
         return told
@@ -113,11 +112,6 @@ def _has_bytes(graph: AlgorithmGraph, node: Node) -> bool:
     """True if the input of an operator is quantized to 8 bits."""
     observer: Any = graph.observer(argument(node, "input"))
     return getattr(observer, "dtype", None) in (torch.uint8, torch.int8)
-
-
-def _rows_axis(node: Node) -> int:
-    """The axis of a weight along which there are the results' channels."""
-    return int(is_call(node, CONV_TRANSPOSE))
 
 
 def _is_depthwise(node: Node) -> bool:
