@@ -54,6 +54,7 @@ from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     keep_contents,
     pad_integers,
     read_rows_through_views,
+    read_sizes_of_integers,
     remove_noop_copies,
     write_size_arithmetic,
 )
@@ -334,6 +335,7 @@ def _to_pte(
                 dequantize_for_each_reader,
                 pad_integers,
                 read_rows_through_views,
+                read_sizes_of_integers,
                 separate_functions,
             ],
             partitioner=[make_partitioner(edge_operators(), FUSING)],

@@ -242,7 +242,9 @@ def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
         return next(iter(stored.values()))  # type: ignore[return-value]  # a dq reads a node
     args: Any = map_arg(call.args, lambda n: stored.get(n, n))
     kwargs: Any = map_arg(call.kwargs, lambda n: stored.get(n, n))
-    return editor.call(call.target, *args, like=call, before=quantize, **kwargs)
+    # A copy that made a view possible is gone.
+    target = aten.reshape.default if call.target is aten.view.default else call.target
+    return editor.call(target, *args, like=call, before=quantize, **kwargs)
 
 
 def delegate_moves(call: Node) -> bool:

@@ -140,6 +140,28 @@ def _pads_integers(node: Node) -> bool:
     )
 
 
+def read_sizes_of_integers(gm: GraphModule) -> EdgeResult:
+    """Read sizes from the integers of a value, not from the value that is quantized to them.
+
+    The delegate takes no integer operator whose result something beside its quantize reads.
+
+    Before:  y = conv(…); q(y); sym_size(y, 2)
+    After:   y = conv(…); sym_size(q(y), 2)
+    """
+    changed = False
+    for size in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        value = size.args[0]
+        stored = next((u for u in value.users if u.target is _QUANTIZE), None)
+        if stored is None or value.op != "call_function":
+            continue
+        value.append(stored)
+        size.replace_input_with(value, stored)
+        changed = True
+    if changed:
+        gm.recompile()
+    return EdgeResult(gm, changed)
+
+
 def read_rows_through_views(gm: GraphModule) -> EdgeResult:
     """Read four dimensions whose rows are quantized at run time through a view of their shape.
 
