@@ -122,13 +122,15 @@ def place_integer_regions(policy: Policy) -> GraphPass:
             node.meta.pop(KEEP_FLOAT_KEY, None)
         regions = Regions(_deployed(gm), policy)
         notes = []
-        for anchor, (row, _) in regions.matches.items():
+        for anchor, (row, match) in regions.matches.items():
             kept = regions.why_float(anchor)
             is_marked = row.kind is OpKind.LIGHT or (
                 policy.marks_moves and row.kind is OpKind.MOVES and kept is READ_IN_FLOAT
             )
             if kept is not None and is_marked:
-                nodes[anchor.name].meta[KEEP_FLOAT_KEY] = row.kind.value, kept.name
+                # All of them: a narrower entry would take those in front of the anchor alone.
+                for covered in match.covered:
+                    nodes[covered.name].meta[KEEP_FLOAT_KEY] = row.kind.value, kept.name
                 notes.append(Note(anchor.name, kept.text, skipped=True))
         return PassResult(changed=False, notes=tuple(notes))
 

@@ -62,6 +62,30 @@ def test_place_integer_regions_when_a_view_stands_between_then_it_looks_through(
     assert marks(Viewed(), torch.randn(1, 4, 4, 4)) == {"add": None}
 
 
+class Pooled(nn.Module):
+    """Mean and deviation over time, weighed by an attention: a variance of float values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(8, 16, 3, padding=1), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x))
+        weight = torch.softmax(x.cumsum(2), 2)
+        mean = (x * weight).sum(2)
+        variance = ((x**2 * weight).sum(2) - mean**2).clamp(min=1e-4)
+        return self.fc(torch.cat((mean, torch.sqrt(variance)), 1))
+
+
+@pytest.mark.parametrize("backend", [BACKEND, XNNPACK], ids=["onnx", "xnnpack"])
+def test_prepare_when_a_pair_of_light_operators_stays_float_then_each_of_it_does(backend) -> None:
+    ep = torch.export.export(Pooled().eval(), (torch.randn(2, 8, 20),))
+    prepared = prepare_pt2e(ep, backend.quantizer())
+    reasons = {r.node: r.reason for r in provenance_of(prepared).floats}
+    for name in ("sub", "clamp"):
+        assert "inputs that are integers already" in reasons[name]
+
+
 def test_prepare_when_residual_sums_are_of_linears_then_their_reason_is_recorded() -> None:
     ep = torch.export.export(Mixed().eval(), (torch.randn(1, 4, 4, 4),))
     prepared = prepare_pt2e(ep, BACKEND.quantizer())
