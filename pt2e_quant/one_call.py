@@ -338,6 +338,13 @@ def _way_out(error: Exception) -> str:
         return (
             "return tensors, or torch.utils._pytree.register_dataclass of the class that it names"
         )
+    if "specialized it to be a constant" in str(error):
+        return (
+            "forward makes a dynamic size a number, as len(x) does: write x.shape[0]; or leave "
+            "that dimension out of dynamic_shapes"
+        )
+    if "Suggested fixes" in str(error):
+        return "write the dimensions in dynamic_shapes as torch suggests"
     if isinstance(error, TypeError) and "argument" in str(error):
         return (
             "give what forward takes; where batches have labels too, inputs= picks what the model "

@@ -144,6 +144,26 @@ class Generator(nn.Module):
         return self.linear(x), self.result
 
 
+class Counted(nn.Module):
+    def forward(self, x):
+        return x + torch.arange(len(x)).unsqueeze(1)
+
+
+class Narrowed(nn.Module):
+    def forward(self, x):
+        return x if x.shape[0] > 8 else x[:8] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "fix"), [(Counted(), "write x.shape"), (Narrowed(), "as torch suggests")]
+)
+def test_quantize_when_a_dynamic_size_is_not_free_then_names_the_way_out(model, fix):
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with pytest.raises(InputError) as raised:
+        pq.quantize(model, (torch.randn(4, 3),), dynamic_shapes=({0: batch},), backend="cpu")
+    assert fix in raised.value.fix
+
+
 @pytest.mark.parametrize(
     ("result", "fix"),
     [(EncoderDecoderCache(), "use_cache = False"), (range(3), "return tensors")],
