@@ -43,3 +43,8 @@ def pytest_collection_finish() -> None:
 
     gc.collect()
     _TO_THE_END.enter_context(collect_new())
+
+
+def pytest_sessionfinish() -> None:
+    """Leave the collector as it was."""
+    _TO_THE_END.close()
