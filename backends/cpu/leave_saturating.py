@@ -4,7 +4,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.float_retries import Fallback, mark_fallback
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
@@ -55,11 +55,11 @@ def _saturates(gm: GraphModule, node: Node) -> bool:
     x, weight = argument(node, "input"), argument(node, "weight")
     if not is_dequantize(weight):
         return False
-    if not is_dequantize(x):  # rows in limbs, of which all values are used
-        return is_call(node, LINEAR)
+    if [kind_of_qdq(n) for n in (x, weight)] == [QdqKind.PER_TOKEN, QdqKind.PER_CHANNEL]:
+        return False  # its kernel multiplies exactly on every CPU
     affine = affine_of(x)
     if affine is None or affine.dtype not in (torch.uint8, torch.int8):
-        return False
+        return is_call(node, LINEAR)  # rows in limbs, of which all values are used
     if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) <= 127:
         return False
     codes = constant_of(gm, weight.all_input_nodes[0])

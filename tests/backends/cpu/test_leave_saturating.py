@@ -1,5 +1,6 @@
 """Products that are not exact without VNNI stay float, with the reason."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -46,3 +47,18 @@ def test_file_when_loaded_where_sums_would_be_cut_off_then_float(monkeypatch, un
     loaded = CPU.load(tmp_path / "net.qpt2")
     assert len([r for r in loaded.report.float_regions if "pair_scales" in r.reason]) == 2
     assert pq.sqnr_db(gm(x), loaded.run(x)) > 40
+
+
+def test_linear_when_one_scale_is_found_at_run_time_then_float(monkeypatch):
+    module = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
+    config = module.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+    x = torch.rand(20, 64, generator=torch.Generator().manual_seed(1))
+    ep = torch.export.export(nn.Linear(64, 16).eval(), (x,))
+    prepared = pq.prepare_pt2e(ep, module.XNNPACKQuantizer().set_global(config))
+    gm = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+    for module in (leave_saturating, exact_products):
+        monkeypatch.setattr(module, "onednn_is_exact", lambda: False)
+    artifact = CPU.allowing_slower().lower(gm, verify=False)
+    # No kernel of codes takes them: they would run as rows in limbs, which are cut off as well.
+    assert "pt2e_quant.linear_of_limbs" not in artifact.report.integer_ops
+    assert pq.sqnr_db(gm(x), artifact.run(x)) > 100
