@@ -120,11 +120,11 @@ def test_graph_when_lowered_then_its_products_are_integers_and_the_rest_has_a_re
     assert f"has no int8 {floating.removeprefix('aten.')}" in reasons[floating]
 
 
-def test_lower_when_the_graph_is_an_integer_reference_then_the_graph_of_convert_is_asked_for():
+def test_lower_when_the_graph_is_an_integer_reference_then_the_graph_it_was_made_of_is_asked_for():
     x = torch.randn(4, 8)
     program = torch.export.export(nn.Linear(8, 8).eval(), (x,))
     backend = pq.backends.get("cpu").allowing_slower()
     prepared = pq.calibrate(pq.prepare(program, backend.quantizer()), [x], progress=False)
     reference = pq.integer_reference(pq.convert(prepared))
-    with pytest.raises(ConfigError, match="lower the graph of convert first"):
+    with pytest.raises(ConfigError, match="lower the graph that integer_reference was given"):
         backend.lower(reference)
