@@ -13,7 +13,9 @@ def named_subset(values: Iterable[Any], *kept: Any) -> list[Any]:
     return [
         value
         if value in kept
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=[SLOW])
+        else pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
+        )
         for value in values
     ]
 
@@ -23,6 +25,3 @@ def in_groups(names: Iterable[str], size: int) -> list[Any]:
     names = list(names)
     groups = [names[i : i + size] for i in range(0, len(names), size)]
     return [pytest.param(group, id=", ".join(group)) for group in groups]
-
-
-SLOW = pytest.mark.slow

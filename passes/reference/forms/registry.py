@@ -6,6 +6,7 @@ from typing import Any
 from torch.fx import Node
 
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
+from pt2e_quant.graph.alias import state_writers
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import RECURRENT, Overload, aten, is_call
 from pt2e_quant.passes.cleanup.unroll_loops import MOST_ROUNDS
@@ -45,8 +46,6 @@ MOVES = tuple(form for form in MOVE_FORMS if form.name in ("move", "join", "pad"
 
 _CAST = "a cast between float types, which integers lack"
 
-_WRITES = (aten.index_copy_.default, aten.index_put_.default, aten.copy_.default)
-
 WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten._to_copy.default: _CAST,
     aten.to.device: _CAST,
@@ -55,7 +54,6 @@ WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten.type_as.default: _CAST,
     aten.max_pool2d_with_indices.default: "it gives places too, which have no scale",
     RecurrentLayer: "its states are float from step to step",
-    **dict.fromkeys(_WRITES, "it writes a buffer, which has no scale"),
 }
 """Operators of a backend's op table without a form, with the reason."""
 
@@ -70,13 +68,15 @@ _STEPS = (
 REMEDIES: Mapping[Callable[..., Any], str] = {
     RecurrentLayer: _STEPS,
     **{target: _STEPS for target in RECURRENT if callable(target)},
-    **dict.fromkeys(
-        _WRITES,
-        "the state (a KV cache) as an input, which torch.cat appends to, and as a result; "
-        "or int_only=False, which writes it in float",
-    ),
 }
 """Remedies for some operators that have no form."""
+
+_WRITES_STATE = (
+    "it writes a buffer, which has no scale",
+    "the state (a KV cache) as an input, which torch.cat appends to, and as a result; "
+    "or int_only=False, which writes it in float",
+)
+"""The reason and the remedy of an operator that writes a buffer or an input."""
 
 _BY_TARGET = {
     (member.target if isinstance(member, Overload) else member): form
@@ -98,6 +98,8 @@ def form_of(node: Node) -> IntegerForm | None:
 def without_form(node: Node) -> tuple[str, str]:
     """The reason and the remedy of an operator that has no form."""
     assert callable(node.target)
-    why, name = WITHOUT_FORM.get(node.target), operator_name(node)
-    reason = f"{name} has no integer form" + (f": {why}" if why else "")
-    return reason, REMEDIES.get(node.target, OTHER_OPERATORS)
+    why = WITHOUT_FORM.get(node.target, "")
+    remedy = REMEDIES.get(node.target, OTHER_OPERATORS)
+    if node in state_writers(node.graph):
+        why, remedy = _WRITES_STATE
+    return f"{operator_name(node)} has no integer form" + (f": {why}" if why else ""), remedy

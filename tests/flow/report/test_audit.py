@@ -365,8 +365,7 @@ def test_int_only_when_a_buffer_is_written_then_its_remedy_leaves_no_float_opera
     prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
     quantized = pq.convert_pt2e(pq.calibrate(prepared, calls, progress=False))
     assert pq.audit(quantized).is_integer_only
+    reference = pq.integer_reference(quantized)
     for call in calls:
-        for expected, found in zip(
-            model(*call), pq.integer_reference(quantized)(*call), strict=True
-        ):
+        for expected, found in zip(model(*call), reference(*call), strict=True):
             assert pq.sqnr_db([expected], [found]) > 25

@@ -124,7 +124,7 @@ class Chain(nn.Module):
         return y.tanh()
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(sorted(PRODUCERS)),
     has_bias=st.booleans(),
