@@ -43,7 +43,7 @@ class Cumulative(nn.Module):
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.cumsum(self.first(x), 0))
+        return self.second(torch.cumprod(self.first(x), 0))
 
 
 def test_audit_when_converted_then_the_float_operators(plain_backend, tmp_path):
@@ -54,9 +54,9 @@ def test_audit_when_converted_then_the_float_operators(plain_backend, tmp_path):
     pq.save(gm, path)
     shown = CliRunner().invoke(COMMANDS, ["audit", str(path)])
     assert shown.exit_code == 0
-    assert "aten.cumsum has no integer form" in shown.output
+    assert "aten.cumprod has no integer form" in shown.output
     found = json.loads(CliRunner().invoke(COMMANDS, ["audit", "--json", str(path)]).output)
-    assert [operator["operator"] for operator in found["islands"]] == ["aten.cumsum"]
+    assert [operator["operator"] for operator in found["islands"]] == ["aten.cumprod"]
 
 
 def test_inspect_when_prepared_then_its_observers(prepared, tmp_path):

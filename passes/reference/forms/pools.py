@@ -68,6 +68,14 @@ def _sum(site: Site[Any]) -> Any:
     return site.requantized(total, (x.qparams.scale,), reach=reach)
 
 
+def _cumulative_sum(site: Site[Any]) -> Any:
+    x, call, dim = site.operand("self"), site.call, site.arguments["dim"]
+    reach, accumulator = _accumulator(site, x, [dim] if x.like.dim() else [])
+    wide = cast(call, widen(call, x.value, x.qparams.zero_point_int, x.storage), accumulator)
+    total = call(aten.cumsum.default, wide, dim, dtype=accumulator)
+    return site.requantized(total, (x.qparams.scale,), reach=reach)
+
+
 def _mean(site: Site[Any]) -> Any:
     dims, keepdim = _reduced(site)
     return _average(site, dims, keepdim=keepdim)
@@ -229,15 +237,21 @@ def _terms(x: Operand[Any], dims: Sequence[int]) -> int | None:
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
-def _total(
-    site: Site[Any], x: Operand[Any], dims: Sequence[int], *, keepdim: bool
-) -> tuple[Any, int]:
-    """The sum of (x - zero_point) over dimensions, and its reach."""
+def _accumulator(site: Site[Any], x: Operand[Any], dims: Sequence[int]) -> tuple[int, torch.dtype]:
+    """The greatest sum of abs(x - zero_point) over dimensions, and the dtype that holds it."""
     terms = _terms(x, dims)
     reach = (UNKNOWN_LENGTH if terms is None else terms) * x.reach
     is_long = terms is None or site.arithmetic.accumulator_bits == 64
     if reach > _INT32 and not is_long:
         raise Overflow(f"a sum may not fit in int32: {terms} terms reach {reach}")
+    return reach, torch.int64 if is_long else torch.int32
+
+
+def _total(
+    site: Site[Any], x: Operand[Any], dims: Sequence[int], *, keepdim: bool
+) -> tuple[Any, int]:
+    """The sum of (x - zero_point) over dimensions, and its reach."""
+    reach, accumulator = _accumulator(site, x, dims)
     total = add_up(
         site.call,
         x.value,
@@ -245,7 +259,7 @@ def _total(
         keepdim=keepdim,
         zero_point=x.qparams.zero_point_int,
         storage=x.storage,
-        accumulator=torch.int64 if is_long else torch.int32,
+        accumulator=accumulator,
     )
     return total, reach
 
@@ -343,6 +357,7 @@ POOL_FORMS = (
     ),
     IntegerForm(name="max_pool1d", operators=MAX_POOL1D, write=_flat_max_pool),
     IntegerForm(name="sum", operators=(aten.sum.default, aten.sum.dim_IntList), write=_sum),
+    IntegerForm(name="cumulative sum", operators=(aten.cumsum.default,), write=_cumulative_sum),
     IntegerForm(
         name="vector norm", operators=(aten.linalg_vector_norm.default,), write=_vector_norm
     ),

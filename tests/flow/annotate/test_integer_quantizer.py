@@ -111,9 +111,9 @@ def test_integer_quantizer_when_a_constant_is_joined_and_parts_unbound_then_none
 def test_integer_quantizer_when_an_operator_has_no_form_then_names_it_before_data_is_seen():
     class Sums(nn.Module):
         def forward(self, x):
-            return torch.cumsum(torch.sigmoid(x), 1)
+            return torch.cumprod(torch.sigmoid(x), 1)
 
-    with pytest.raises(UnsupportedError, match=r"aten\.cumsum has no integer form"):
+    with pytest.raises(UnsupportedError, match=r"aten\.cumprod has no integer form"):
         prepared(Sums(), pq.IntegerQuantizer(), torch.randn(2, 8))
 
 

@@ -212,7 +212,11 @@ def test_biases_when_their_qparams_are_derived_then_the_result_is_exact():
 
 
 class Everything(pq.Quantizer):
-    """All float tensors of all operators, int8 affine."""
+    """All float tensors of all operators but those left float, int8 affine."""
+
+    def __init__(self, left_float=()):
+        super().__init__()
+        self.left_float = left_float
 
     def annotate(self, model):
         spec = pq.QuantizationSpec(
@@ -223,7 +227,8 @@ class Everything(pq.Quantizer):
             qscheme=torch.per_tensor_affine,
         )
         for node in model.graph.nodes:
-            if node.op == "call_function" and is_real(node):
+            is_quantized = node.op == "call_function" and node.target not in self.left_float
+            if is_quantized and is_real(node):
                 inputs = {n: spec for n in node.all_input_nodes if is_real(n)}
                 node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
                     inputs, spec, _annotated=True
@@ -240,14 +245,14 @@ def is_real(node):
 
 
 class Sums(nn.Module):
-    """An operator without an integer form between two that have one."""
+    """Sums in float, whose triangle has no integer form, between two operators in integers."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x):
-        return self.second(torch.cumsum(self.first(x), 0))
+        return self.second(torch.tril(torch.cumsum(self.first(x), 0)))
 
 
 @pytest.mark.parametrize("at", ["input", "sums"])
@@ -256,7 +261,8 @@ def test_real_values_when_the_profile_divides_then_quantized_so_in_training(at):
     x = torch.randn(256, 8)
     profile = PROFILES["onnxruntime_x86"]
     ep = torch.export.export(Sums().train(), (x,))
-    prepared = pq.prepare_qat_pt2e(ep, Everything(), numerics="integer", profile=profile)
+    of_rest = Everything([torch.ops.aten.cumsum.default, torch.ops.aten.tril.default])
+    prepared = pq.prepare_qat_pt2e(ep, of_rest, numerics="integer", profile=profile)
     prepared(x).square().mean().backward()
     prepared.eval().apply(disable_observer)
     quantizes = [n for n in pq.numerics_of(prepared) if n.startswith("activation_post_process")]

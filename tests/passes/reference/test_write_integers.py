@@ -237,7 +237,7 @@ def test_write_integers_when_sizes_are_dynamic_then_other_sizes_match():
 
 class Unknown(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
-        return QuantizePerTensor(torch.cumsum(DequantizePerTensor(a, *X), 0), *X)
+        return QuantizePerTensor(torch.cumprod(DequantizePerTensor(a, *X), 0), *X)
 
 
 class RunTime(nn.Module):

@@ -32,6 +32,7 @@ ONE = {
     aten.max_pool3d.default: (VOLUME, [2], [2], [1]),
     aten.sum.default: (MATRIX,),
     aten.sum.dim_IntList: (IMAGE, [1, -1]),
+    aten.cumsum.default: (IMAGE, -2),
     aten.linalg_vector_norm.default: (IMAGE, 2, [1, 3]),
     aten.var.default: (IMAGE,),
     aten.var.dim: (IMAGE, [1, 3], False, True),

@@ -43,6 +43,7 @@ ONE = {
     "sum": lambda x: x.sum((1, -1)),
     "sum_kept": lambda x: x.sum(2, keepdim=True, dtype=torch.float32),
     "sum_all": lambda x: x.sum() / 64.0,
+    "cumsum": lambda x: x.cumsum(2),
     "glu": lambda x: functional.glu(x, 1),
     "linear": lambda x: functional.interpolate(x.flatten(2), 20, mode="linear"),
 }

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import PROFILES
 from tests.passes.reference.forms.between import (
     IMAGE,
@@ -102,6 +103,27 @@ def test_sum_when_beyond_int32_and_64_bits_then_within_one_step():
         model = Between(operator, [wide], qp(3000.0, 0))
         for profile in ("default", "tosa"):
             assert steps_apart(model, x, profile=PROFILES[profile], bits=64) <= 1
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_cumulative_sum_when_int32_is_too_small_then_refused_and_exact_in_64_bits(dim):
+    wide = (1e-4, -32768, -32768, 32767, torch.int16)
+    x = torch.full((40_000,), 32767, dtype=torch.int16)
+    model = Between(lambda v: v.cumsum(dim), [wide], (1e-1, 0, -32768, 32767, torch.int16))
+    with pytest.raises(UnsupportedError, match="may not fit in int32"):
+        written(model, x)
+    assert steps_apart(model, x, bits=64) <= 1
+
+
+def test_cumulative_sum_when_tosa_then_equal_to_python_integers():
+    x, output = integers(IMAGE, A), qp(A[0] * 3, -3, torch.int16)
+    _, after, _ = written(Between(lambda v: v.cumsum(1), [A], output), x, profile=PROFILES["tosa"])
+    scales = [torch.tensor(s, dtype=torch.float32).double().item() for s in (A[0], output[0])]
+    expected = [
+        rescaled(total, scales[0] / scales[1], output)
+        for total in (x.long() - A[1]).cumsum(1).flatten().tolist()
+    ]
+    assert after(x).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("kind", [A, qp(1e-4, 77, torch.int16)], ids=["int8", "int16"])
