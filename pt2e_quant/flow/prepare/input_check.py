@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.core.read_capture import CAPTURE_KEY
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample
+from pt2e_quant.flow.prepare.eager_bodies import install_eager_bodies
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.graph.alias import written_inputs
 
@@ -56,3 +57,4 @@ def install_input_check(gm: GraphModule) -> None:
         gm.register_forward_hook(keep_sample, with_kwargs=True)
         # A deep copy of a graph module has no hooks unless one of these puts them there.
         gm._register_deepcopy_hook(install_input_check)
+        install_eager_bodies(gm)
