@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.constant_values import ConstantValues
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, module_path
@@ -59,24 +60,22 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 class _Folder:
-    def __init__(self, gm: GraphModule, is_wanted_by: Callable[[Node], bool]) -> None:
+    def __init__(self, gm: GraphModule, *, through_qdq: bool = False) -> None:
         self.gm = gm
-        self.is_wanted_by = is_wanted_by
         self.editor = Editor(gm)
-        self.known = ConstantValues(gm)
+        self.known = ConstantValues(gm, through_qdq=through_qdq)
         self.foldable = self.known.nodes
         self.keys: dict[Node, str] = {}
         self.same: dict[str, Node] = {}
         self.constants: dict[str, Node] = {}
         self.notes: list[Note] = []
 
-    def run(self) -> None:
+    def run(self, is_wanted: Callable[[Node], bool]) -> PassResult:
         for node in list(self.gm.graph.nodes):
-            if node.op != "call_function" or node not in self.foldable:
-                continue
-            readers = [user for user in node.users if user not in self.foldable]
-            if any(map(self.is_wanted_by, readers)) and isinstance(node.meta["val"], Tensor):
+            is_computed = node.op == "call_function" and node in self.foldable
+            if is_computed and isinstance(node.meta["val"], Tensor) and is_wanted(node):
                 self._fold(node)
+        return PassResult(changed=self.editor.finish(), notes=tuple(self.notes))
 
     def _fold(self, node: Node) -> None:
         key = self._key(node)
@@ -89,7 +88,10 @@ class _Folder:
                 reason = f"folding would add {growth} bytes"
                 self.notes.append(Note(node.name, reason, skipped=True))
                 return
-            self.constants[key] = self._constant(node, freed)
+            constant = self.constants[key] = self._constant(node, freed)
+            # Values further on are computed from it; its name may be that of what it is made of.
+            self.keys[constant] = key
+            self.known.put(constant, self.known.value(node))
         self.editor.replace(node, self.constants[key])
         self.notes.append(Note(node.name, "folded"))
 
@@ -103,7 +105,7 @@ class _Folder:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         if source is not None:
             return self.editor.rebind(source, tensor, reader=next(iter(source.users)))
-        reader = next(u for u in node.users if u not in self.foldable)
+        reader = next((u for u in node.users if u not in self.foldable), next(iter(node.users)))
         return self.editor.constant(self._name(node, reader), tensor, like=node)
 
     def _held(self, node: Node) -> set[int]:
@@ -160,7 +162,43 @@ def fold_observed_constants(gm: GraphModule) -> PassResult:
     return _folded(gm, lambda reader: reader.op == "call_module")
 
 
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def fold_trained_constants(gm: GraphModule) -> PassResult:
+    """Replace what layers and quantized operators make of quantized constants alone by constants.
+
+    Prepare folds it where nothing is trained: the first step of a loop from a state of zeros.
+    Where float operators alone read its integers, it becomes the values of these.
+
+    Before:  y_q = quantize(linear(dequantize(state_q), dequantize(weight_q), bias))
+    After:   y_q = quantize(y)    where y is a constant
+    """
+    folder = _Folder(gm, through_qdq=True)
+    trained: set[Node] = set()
+    made: set[Node] = set()
+    wanted: set[Node] = set()
+    for node in [n for n in gm.graph.nodes if n in folder.foldable]:
+        is_made = not made.isdisjoint(node.all_input_nodes)
+        if is_dequantize(node) or not trained.isdisjoint(node.all_input_nodes):
+            trained.add(node)
+        if is_dequantize(node) or is_quantize(node):
+            made.update([node] if is_made else [])
+            is_wanted = is_dequantize(node) and is_made and not any(map(_is_quantized, node.users))
+        else:
+            is_layer = is_call(node, _LAYERS) or any(map(is_quantize, node.users))
+            is_wanted = node in trained and is_layer
+        if is_wanted:
+            wanted.add(node)
+            made.add(node)
+    return folder.run(wanted.__contains__)
+
+
+def _is_quantized(reader: Node) -> bool:
+    """True if integers of a constant serve its reader."""
+    return is_call(reader, _LAYERS) or any(map(is_quantize, reader.users))
+
+
 def _folded(gm: GraphModule, is_wanted_by: Callable[[Node], bool]) -> PassResult:
-    folder = _Folder(gm, is_wanted_by)
-    folder.run()
-    return PassResult(changed=folder.editor.finish(), notes=tuple(folder.notes))
+    folder = _Folder(gm)
+    return folder.run(
+        lambda node: any(is_wanted_by(u) for u in node.users if u not in folder.foldable)
+    )

@@ -18,15 +18,16 @@ class ConstantValues:
     """Expressions of parameters, buffers and numbers.
 
     Args:
-        gm: not edited while this is in use.
+        gm: not edited while this is in use, but as `put` says.
+        through_qdq: quantized and dequantized constants are constants too.
 
     Attributes:
         nodes: those that depend only on constants, and whose storage nothing writes.
     """
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, *, through_qdq: bool = False) -> None:
         self.gm = gm
-        self.nodes = _of_constants(gm)
+        self.nodes = _of_constants(gm, through_qdq=through_qdq)
         self._values: dict[Node, Any] = {}
 
     def value(self, node: Node) -> Any:
@@ -42,8 +43,12 @@ class ConstantValues:
                     self._values[node] = target(*args, **kwargs)
         return self._values[node]
 
+    def put(self, node: Node, value: Any) -> None:
+        """Say which value a constant has that was added or has changed."""
+        self._values[node] = value
 
-def _of_constants(gm: GraphModule) -> set[Node]:
+
+def _of_constants(gm: GraphModule, *, through_qdq: bool) -> set[Node]:
     root, written = roots(gm.graph), mutated_roots(gm.graph)
     found: set[Node] = set()
     for node in gm.graph.nodes:
@@ -52,7 +57,7 @@ def _of_constants(gm: GraphModule) -> set[Node]:
         if node.op == "get_attr":
             if subgraph_of(node) is None and "val" in node.meta:
                 found.add(node)
-        elif node.op == "call_function" and _is_pure(node):
+        elif node.op == "call_function" and _is_pure(node) and (through_qdq or not is_qdq(node)):
             inputs = node.all_input_nodes
             made = all(n in found for n in inputs) if inputs else _makes_constant(node)
             if made and _has_static_value(node):
@@ -64,7 +69,7 @@ def _is_pure(node: Node) -> bool:
     target = node.target
     if is_getitem(node):
         return True
-    if not isinstance(target, OpOverload) or is_qdq(node):
+    if not isinstance(target, OpOverload):
         return False
     return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 

@@ -77,7 +77,10 @@ from pt2e_quant.passes.algorithms.algorithm import as_pass, take_statistics
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import fold_expanded_conv_bn
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.cleanup.fold_constants import fold_observed_constants
+from pt2e_quant.passes.cleanup.fold_constants import (
+    fold_observed_constants,
+    fold_trained_constants,
+)
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 from pt2e_quant.passes.mutation.functionalize_activations import restore_in_place
@@ -200,7 +203,10 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
             run_passes(gm, (restore_in_place,))
             port_metadata(gm)
         del gm.meta[PREPARED_KEY]
-        run_passes(gm, (store_weights,) if how.fold_quantize else ())
+        if how.fold_quantize:
+            is_trained = state.is_qat and not state.as_torchao
+            run_passes(gm, (fold_trained_constants,) if is_trained else ())
+            run_passes(gm, (store_weights,))
         log_passes(provenance, run_passes(gm, state.finishing))
         run_passes(gm, (drop_dead_constants,))
 

@@ -7,6 +7,7 @@ torch's fused operator, whose symmetric scale for -127 .. 127 is max(-min / 128,
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -130,6 +131,7 @@ def _fused_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor]:
     return where(has_data, (scale, zero_point), kept) if is_compiling else (scale, zero_point)
 
 
+@dataclass(frozen=True, eq=False)
 class TrainedSource:
     """A fake-quantize for functions that derive qparams from others': those it trains with.
 
@@ -137,8 +139,7 @@ class TrainedSource:
         source: the fake-quantize, whose other attributes can be read here too.
     """
 
-    def __init__(self, source: nn.Module) -> None:
-        self.source = source
+    source: nn.Module
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """See `trained_qparams`."""

@@ -42,3 +42,20 @@ def test_load_when_training_then_it_goes_on_with_the_same_numbers(
     with torch.no_grad():
         a, b = pq.convert_pt2e(gm)(images[1]), pq.convert_pt2e(loaded)(images[1])
     assert torch.equal(a["logits"], b["logits"])
+
+
+@pytest.mark.parametrize("backend", pq.backends.names())
+def test_load_when_a_backends_own_recipe_is_trained_then_the_same_converted(backend, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    model.append(nn.Linear(288, 4))
+    program = torch.export.export(model.train(), (x,))
+    gm = pq.prepare_qat_pt2e(program, pq.backends.get(backend).quantizer())
+    gm(x).square().mean().backward()
+    pq.save(gm, tmp_path / "checkpoint.ptq")
+    loaded = pq.load(tmp_path / "checkpoint.ptq")
+    for trained in (gm, loaded):
+        trained(x)
+        trained.eval()
+    assert torch.equal(pq.convert_pt2e(gm)(x), pq.convert_pt2e(loaded)(x))

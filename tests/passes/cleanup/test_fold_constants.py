@@ -1,11 +1,14 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import pt2e_quant as pq
 from pt2e_quant.core.qdq import DequantizePerTensor
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import GROWTH_LIMIT_BYTES, fold_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
+from pt2e_quant.pt2e import disable_observer
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -155,3 +158,54 @@ def test_fold_when_buffers_are_written_or_values_random_then_they_stay(program):
     before = p.text
     assert not fold_constants(p.gm).changed
     assert p.text == before
+
+
+class FirstStep(nn.Module):
+    """A step of a loop from a state of ones, whose product is read twice."""
+
+    def __init__(self, reads_integers):
+        super().__init__()
+        self.reads_integers = reads_integers
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        made = self.inner(torch.ones(3, 4))
+        return self.outer(made) + x if self.reads_integers else torch.tanh(made + x)
+
+
+@pytest.mark.parametrize("reads_integers", [True, False])
+def test_product_of_constants_when_trained_then_a_constant_of_the_same_values(reads_integers):
+    torch.manual_seed(0)
+    program = torch.export.export(FirstStep(reads_integers).train(), (X,))
+    prepared = pq.prepare_qat_pt2e(program, pq.backends.get("xnnpack").quantizer("int8"))
+    prepared(X).sum().backward()
+    assert prepared.get_parameter("inner.weight").grad is not None
+    prepared.eval().apply(disable_observer)
+    expected = prepared(X)
+    converted = pq.convert_pt2e(prepared)
+    assert torch.equal(converted(X), expected)
+    assert not [n for n in converted.graph.nodes if n.target is torch.ops.aten.linear.default]
+
+
+class Chain(nn.Module):
+    """The same operator on its own result, each quantized."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Parameter(torch.randn(3, 4)), nn.Linear(4, 4)
+
+    def forward(self, x):
+        value = self.table
+        for _ in range(3):
+            value = value + value
+        return self.last(x + value)
+
+
+def test_same_operator_on_its_own_result_when_trained_then_each_is_computed():
+    torch.manual_seed(0)
+    program = torch.export.export(Chain().train(), (X,))
+    prepared = pq.prepare_qat_pt2e(program, pq.IntegerQuantizer())
+    prepared(X).sum().backward()
+    prepared.eval().apply(disable_observer)
+    expected = prepared(X)
+    assert torch.equal(pq.convert_pt2e(prepared)(X), expected)
