@@ -11,6 +11,7 @@ from torch import Tensor
 from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.packing import unpack
+from pt2e_quant.tensors.exporting import is_traced_by_export
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.layout import code_dtype
 from pt2e_quant.tensors.layouts.table import layout_named
@@ -37,8 +38,10 @@ def _portable(tensor: QuantizedTensor) -> QuantizedTensor:
 
 @_handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def _alias(func: Any, args: Any, kwargs: Any) -> Any:
-    made = changed_parts(args[0], lambda part: part if part.is_mkldnn else part.detach())
-    if any(part.is_mkldnn for part in made.parts.values()):
+    # A tracer knows the parts of parameters: it does not see `weight.data` being made.
+    traced = is_traced_by_export()
+    made = changed_parts(args[0], lambda p: p if traced or p.is_mkldnn else p.detach())
+    if traced or any(part.is_mkldnn for part in made.parts.values()):
         made.alias_of = args[0]
     return made
 

@@ -73,6 +73,11 @@ class TensorForm:
         return self.axes == tuple(range(len(self.shape)))
 
     @property
+    def upright_axes(self) -> list[int]:
+        """What turns axes as code sees them back into the order of the codes."""
+        return [self.axes.index(axis) for axis in range(len(self.axes))]
+
+    @property
     def seen_shape(self) -> tuple[int, ...]:
         """The shape that code sees."""
         return tuple(self.shape[axis] for axis in self.axes)

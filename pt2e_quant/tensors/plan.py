@@ -28,8 +28,11 @@ KINDS = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
 def holds_transposed(module: nn.Module) -> bool:
     """True for a linear that holds its weight as [in, out]: `Conv1D` of transformers, as in GPT-2.
 
-    It multiplies by `torch.addmm`. A model with one has imported its class.
+    It multiplies by `torch.addmm`. A model with one has imported its class. A class of ours that
+    takes its place says so by `weight_is_transposed`.
     """
+    if getattr(type(module), "weight_is_transposed", False):
+        return True
     found = sys.modules.get("transformers.pytorch_utils")
     return found is not None and isinstance(module, found.Conv1D)
 

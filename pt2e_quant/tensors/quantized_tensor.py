@@ -152,7 +152,8 @@ class QuantizedTensor(torch.Tensor):
     @property
     def parts(self) -> Parts:
         """The tensors that its layout holds, by name."""
-        return {name: getattr(self, name) for name in self.part_names}
+        held = self if self.alias_of is None else self.alias_of
+        return {name: getattr(held, name) for name in self.part_names}
 
     def plain_parts(self) -> Parts:
         """Its parts in the plain layout: `codes` and qparams."""
@@ -202,7 +203,7 @@ class QuantizedTensor(torch.Tensor):
             encode: gives the codes, of (values, qparams, form): another rounding, say.
             ranges: what scales are found from, of as many dimensions; the values if None.
         """
-        form, order = self.form, _inverse(self.form.axes)
+        form, order = self.form, self.form.upright_axes
         check_tensor("values", values)
         if values.shape != self.shape:
             raise ConfigError(f"values are {tuple(self.shape)}, found {tuple(values.shape)}")
@@ -348,10 +349,6 @@ def _like_parameter(made: QuantizedTensor, like: QuantizedTensor) -> QuantizedTe
 def _is_quantized(found: Any) -> bool:
     made = found if isinstance(found, list) else [found]
     return all(isinstance(tensor, QuantizedTensor) for tensor in made)
-
-
-def _inverse(axes: tuple[int, ...]) -> list[int]:
-    return [axes.index(axis) for axis in range(len(axes))]
 
 
 def _real(tensor: QuantizedTensor) -> Tensor:

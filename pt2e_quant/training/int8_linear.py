@@ -11,7 +11,8 @@ from pt2e_quant.core.errors import UnsupportedError, member_named
 from pt2e_quant.core.formats.blocks import block_lengths
 from pt2e_quant.core.formats.format_arithmetic import block_amax, scale_of_amax
 from pt2e_quant.core.granularity import PerRow
-from pt2e_quant.training.linear_products import Filter, LinearProducts, convert_linears
+from pt2e_quant.tensors.plan import Filter
+from pt2e_quant.training.linear_products import LinearProducts, convert_linears
 from pt2e_quant.training.rounding import Rounding, round_to_integers
 
 _LIMIT = 127

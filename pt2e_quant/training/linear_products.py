@@ -2,16 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.arguments import check_filter, check_initialized, check_module
 from pt2e_quant.core.errors import ConfigError, near
-
-Filter = Callable[[nn.Module, str], bool]
-"""Takes a module and its dotted name; returns True to include it."""
+from pt2e_quant.tensors.plan import Filter, holds_transposed
 
 
 class LinearProducts(ABC):
@@ -91,27 +89,26 @@ def _multiply(text: str, x: Tensor, weight: Tensor, *state: Tensor) -> Tensor:
     return y
 
 
-class LowPrecisionLinear(nn.Linear):
-    """A linear that trains with quantized products; its parameters stay as they are.
+class LowPrecision(nn.Module):
+    """A linear that trains with quantized products; its parameters stay as they are."""
 
-    Args:
-        linear: the linear to take the place of, whose parameters it shares.
-        products: its products.
-    """
+    weight: Tensor
+    bias: Any  # a tensor or None
+    weight_is_transposed = False
+    """True if the weight is [in, out]."""
 
-    def __init__(self, linear: nn.Linear, products: LinearProducts) -> None:
-        super().__init__(
-            linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta"
-        )
-        weight = products.prepare_weight(linear.weight)
-        if weight is not linear.weight:
-            weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
-        self.weight = weight
-        self.bias = linear.bias
+    def take_over(self, linear: nn.Module, products: LinearProducts) -> None:
+        """Take the place of a linear, whose parameters are shared."""
+        held: nn.Parameter = linear.weight  # type: ignore[assignment]  # every linear has one
+        weight = products.prepare_weight(held)
+        if weight is not held:
+            weight = nn.Parameter(weight, requires_grad=held.requires_grad)
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", cast("nn.Parameter | None", linear.bias))
         self.training = linear.training
         self.products = products
-        self._state = tuple(products.buffers(linear.weight.device))
-        for name, buffer in products.buffers(linear.weight.device).items():
+        self._state = tuple(products.buffers(held.device))
+        for name, buffer in products.buffers(held.device).items():
             self.register_buffer(name, buffer)
         self._text = repr(products)
         _BY_TEXT[self._text] = products
@@ -122,7 +119,8 @@ class LowPrecisionLinear(nn.Linear):
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))
         state = [self.get_buffer(name) for name in self._state]
-        y: Tensor = _multiply(self._text, input, self.weight, *state)
+        weight = self.weight.t() if self.weight_is_transposed else self.weight
+        y: Tensor = _multiply(self._text, input, weight, *state)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
@@ -134,12 +132,45 @@ class LowPrecisionLinear(nn.Linear):
         _BY_TEXT[self._text] = self.products  # a process that only loads it
 
 
+class LowPrecisionLinear(LowPrecision, nn.Linear):
+    """An `nn.Linear` that trains with quantized products.
+
+    Args:
+        linear: the linear to take the place of.
+        products: its products.
+    """
+
+    def __init__(self, linear: nn.Linear, products: LinearProducts) -> None:
+        has_bias = linear.bias is not None
+        super().__init__(linear.in_features, linear.out_features, bias=has_bias, device="meta")
+        self.take_over(linear, products)
+
+
+class LowPrecisionConv1D(LowPrecision):
+    """A `Conv1D` of transformers, GPT-2's linear, that trains with quantized products.
+
+    Args:
+        linear: the module to take the place of, whose weight is [in, out].
+        products: its products.
+    """
+
+    weight_is_transposed = True
+
+    def __init__(self, linear: nn.Module, products: LinearProducts) -> None:
+        super().__init__()
+        self.take_over(linear, products)
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"nf={self.weight.shape[1]}, nx={self.weight.shape[0]}{super().extra_repr()}"
+
+
 def convert_linears(
     module: nn.Module,
-    products: Callable[[nn.Linear, str], LinearProducts],
+    products: Callable[[nn.Module, str], LinearProducts],
     filter: Filter | None,
 ) -> nn.Module:
-    """Let linears train with quantized products, in place.
+    """Let linears train with quantized products, in place; `Conv1D` of transformers is one.
 
     Args:
         module: the model, or a linear.
@@ -155,24 +186,31 @@ def convert_linears(
     check_module("module", module)
     check_initialized(module)
     check_filter(filter)
-    names = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
+    names = {name: part for name, part in module.named_modules() if _is_convertible(part)}
     meant = {n: part for n, part in names.items() if filter is None or filter(part, n)}
     if not meant:
         raise ConfigError(
             "there is no linear to convert" if not names else "the filter leaves no linear",
             fix=f"let the filter take some of the linears; {near('', names)}" if names else None,
         )
-    made: dict[nn.Linear, LowPrecisionLinear] = {}
+    made: dict[nn.Module, LowPrecision] = {}
     for name, part in meant.items():
         if "weight" not in part._parameters:
             raise ConfigError(
                 f'the weight of "{name}" is computed from other parameters',
                 fix="leave it out by the filter",
             )
-        made[part] = LowPrecisionLinear(part, products(part, name))
+        own = products(part, name)
+        is_linear = isinstance(part, nn.Linear)
+        made[part] = LowPrecisionLinear(part, own) if is_linear else LowPrecisionConv1D(part, own)
     for parent in list(module.modules()):
         # not named_children, which names a shared child once
         for name, child in list(parent._modules.items()):
             if child in made:
                 parent.register_module(name, made[child])
-    return made[module] if isinstance(module, nn.Linear) else module
+    return made.get(module, module)
+
+
+def _is_convertible(module: nn.Module) -> bool:
+    is_done = isinstance(module, LowPrecision)
+    return not is_done and (type(module) is nn.Linear or holds_transposed(module))

@@ -24,7 +24,15 @@ from pt2e_quant.observers.training.fake_quantize import FakeQuantize, FakeQuanti
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.tensors.calibrate_inputs import has_seen
 from pt2e_quant.tensors.form import scheme_from_json, scheme_to_json
-from pt2e_quant.tensors.plan import Filter, Place, as_scheme, holds_transposed, places_of, why_not
+from pt2e_quant.tensors.plan import (
+    Filter,
+    Place,
+    as_scheme,
+    holds_transposed,
+    places_of,
+    upright,
+    why_not,
+)
 from pt2e_quant.tensors.quantize import (
     Holders,
     check_layout,
@@ -100,6 +108,23 @@ class FormatFakeQuantize(nn.Module):
         return real
 
 
+class TransposedFakeQuantize(nn.Module):
+    """The fake-quantize of a weight that is held as [in, out], by its rows of outputs.
+
+    Args:
+        fake_quantize: takes [out, in].
+    """
+
+    def __init__(self, fake_quantize: nn.Module) -> None:
+        super().__init__()
+        self.fake_quantize = fake_quantize
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Quantize and dequantize X, float[in, out]."""
+        real: Tensor = self.fake_quantize(X.t())
+        return real.t()
+
+
 def prepare_qat_(
     module: nn.Module, scheme: str | Scheme, filter: Filter | None = None
 ) -> nn.Module:
@@ -127,8 +152,6 @@ def prepare_qat_(
         raise ConfigError("no module is to be quantized", fix="give a filter that takes some")
     for place in places:
         reason = why_not(place)
-        if holds_transposed(place.module):
-            reason = "its weight is held transposed: train its graph (pq.prepare_qat_pt2e)"
         if reason:
             raise ConfigError(
                 f'"{place.name}" cannot be quantized: {reason}', fix="leave it out by the filter"
@@ -149,7 +172,9 @@ def _prepare(place: Place, holders: Holders) -> None:
         owner.register_module(_INPUT, _fake_quantize(given, Role.INPUT))
         owner.register_forward_pre_hook(_quantize_input, with_kwargs=True)
     # All that read a tied weight train with what quantization leaves of it.
-    made = _fake_quantize(scheme.weight, Role.WEIGHT, place.weight) if holders else None
+    made = _fake_quantize(scheme.weight, Role.WEIGHT, upright(owner)) if holders else None
+    if made is not None and holds_transposed(owner):
+        made = TransposedFakeQuantize(made)
     for holder, leaf in holders:
         assert made is not None
         parametrize.register_parametrization(holder, leaf, made)
@@ -223,7 +248,7 @@ def convert_qat_(module: nn.Module, layout: str = "auto") -> EagerReport:
 def _fake_quantize_of(owner: nn.Module, leaf: str) -> nn.Module:
     found = owner.parametrizations[leaf][0]  # type: ignore[index]  # torch's ModuleDict
     assert isinstance(found, nn.Module)
-    return found
+    return found.fake_quantize if isinstance(found, TransposedFakeQuantize) else found
 
 
 def _prepared_names(owner: nn.Module, trained: Sequence[nn.Module]) -> list[str]:
@@ -268,7 +293,7 @@ def _convert(
     is_static = given is not None and not given.is_dynamic
     is_affine = isinstance(fake_quantize, FakeQuantizeBase)
     tensor = QuantizedTensor.from_float(
-        place.weight,
+        upright(place.module),
         weight,
         input=None if is_static and ranges is None else given,
         qparams=qparams_of(fake_quantize) if is_affine else None,

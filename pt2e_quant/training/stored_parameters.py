@@ -26,14 +26,23 @@ from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.plan import KINDS, Place, aligned, as_scheme, why_not
+from pt2e_quant.tensors.graphs.graph import turned
+from pt2e_quant.tensors.plan import (
+    Filter,
+    Place,
+    aligned,
+    as_scheme,
+    holds_transposed,
+    is_known,
+    upright,
+    why_not,
+)
 from pt2e_quant.tensors.quantized_tensor import (
     ATEN,
     QuantizedTensor,
     rebuild_quantized_tensor,
 )
 from pt2e_quant.tensors.values import encode, real_scale
-from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
 from pt2e_quant.training.stored_shards import SHARDING, bytes_to_gather, join_bytes
 
@@ -263,6 +272,8 @@ def quantize_parameters(
 ) -> nn.Module:
     """Store the weights of linears, embeddings and convolutions in a format, in place, to train so.
 
+    `Conv1D` of transformers, GPT-2's linear, is one of the linears.
+
     Train with an optimizer that `with_master_weights` makes: torch's own cannot step on codes.
 
     Args:
@@ -291,7 +302,7 @@ def quantize_parameters(
     names = []
     for name, owner in module.named_modules(remove_duplicate=False):
         names.append(name)
-        if not isinstance(owner, KINDS) or (filter is not None and not filter(owner, name)):
+        if not is_known(owner) or (filter is not None and not filter(owner, name)):
             continue
         if isinstance(owner.weight, QuantizedTensor):
             raise ConfigError(f'the weight of "{name}" is quantized already')
@@ -306,7 +317,7 @@ def quantize_parameters(
         if weight not in made:
             own = _weight_of(aligned(wanted, owner))
             try:
-                made[weight] = _stored(weight, own, grad_dtype, chosen, every)
+                made[weight] = _stored(owner, own, grad_dtype, chosen, every)
             except Pt2eQuantError as error:
                 raise ConfigError(
                     f'the weight of "{name}" cannot be stored as {own}: {error}',
@@ -351,14 +362,17 @@ def _weight_of(scheme: Scheme) -> TensorScheme:
 
 
 def _stored(
-    weight: nn.Parameter,
+    owner: nn.Module,
     scheme: TensorScheme,
     grad_dtype: torch.dtype | None,
     rounding: Rounding,
     every: int,
 ) -> nn.Parameter:
     layout = "packed" if scheme.bits < 8 else "plain"
-    quantized = QuantizedTensor.from_float(weight.detach(), scheme, layout=layout)
+    weight = owner.get_parameter("weight")
+    quantized = QuantizedTensor.from_float(upright(owner).detach(), scheme, layout=layout)
+    if holds_transposed(owner):
+        quantized = turned(quantized)
     made = StoredParameter(quantized.parts, quantized.form)
     made.rounding, made.every, made.own_grad_dtype = rounding, every, grad_dtype
     param = nn.Parameter(made, requires_grad=weight.requires_grad)

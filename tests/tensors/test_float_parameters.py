@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant import training
 from pt2e_quant.tensors import prune_2_4_
 from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.kernels import choose_fastest
@@ -137,9 +137,70 @@ def test_gpt2_when_algorithms_round_then_its_transposed_linears_too():
     assert pq.sqnr_db([expected], [model(IDS)]) > 38
 
 
-def test_transposed_linear_when_it_is_to_train_then_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match="train its graph"):
-        prepare_qat_(nn.Sequential(Conv1D(8, 4)), "w8")
+def stored(module, scheme):
+    training.quantize_parameters(module, scheme)
+    return training.with_master_weights(torch.optim.AdamW, module, lr=0.03)
+
+
+def converted(module, convert, *config):
+    convert(module, *config)
+    return torch.optim.AdamW(module.parameters(), lr=0.03)
+
+
+ROWWISE = training.Float8TrainingConfig(scaling="rowwise")
+WAYS_TO_TRAIN = {
+    "float8": lambda m: converted(m, training.convert_to_float8_training, ROWWISE),
+    "int8": lambda m: converted(m, training.convert_to_int8_training),
+    "stored as w8": lambda m: stored(m, "w8"),
+    "stored as w4_g32": lambda m: stored(m, "w4_g32"),
+    "fake-quantized w4_g32": lambda m: converted(m, prepare_qat_, "w4_g32"),
+    "fake-quantized int8": lambda m: converted(m, prepare_qat_, "int8"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_TRAIN)
+def test_transposed_linear_when_trained_then_as_a_linear_of_its_transpose(way):
+    torch.manual_seed(0)
+    turned, linear = Conv1D(16, 64), nn.Linear(64, 16)
+    with torch.no_grad():
+        linear.weight.copy_(turned.weight.t())
+        linear.bias.copy_(turned.bias)
+    torch.compiler.reset()  # Dynamo counts what it compiles of one forward
+    x, results = torch.randn(3, 5, 64), []
+    for model in (nn.Sequential(turned), nn.Sequential(linear)):
+        start = model(x).detach()
+        optimizer = WAYS_TO_TRAIN[way](model)
+        torch.manual_seed(1)  # of stochastic rounding
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        made = model.eval()(x)
+        assert pq.sqnr_db([start], [made]) < 20  # it has learned
+        if way.startswith("fake"):
+            training.convert_qat_(model)
+            assert pq.sqnr_db([made], [model(x)]) > 45
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), model(x))
+        results.append((made, model(x), sum(p.nbytes for p in model.parameters())))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][2] == results[1][2]
+
+
+@pytest.mark.parametrize("way", ["float8", "stored as w8", "fake-quantized int8"])
+def test_gpt2_when_trained_then_its_loss_falls(way):
+    model = gpt2().train()
+    optimizer = WAYS_TO_TRAIN[way](model)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        logits = model(IDS)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.parametrize("with_data", [False, True])

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from pt2e_quant.core.arguments import check_module
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.tensors.plan import Filter
 from pt2e_quant.training.float8.config import Float8Scaling, Float8TrainingConfig, GemmInputRole
 from pt2e_quant.training.float8.scaled_mm import has_scaled_mm
 from pt2e_quant.training.float8.tensor import (
@@ -21,7 +22,7 @@ from pt2e_quant.training.float8.tensor import (
     cast_to_float8,
     scale_of,
 )
-from pt2e_quant.training.linear_products import Filter, LinearProducts, LowPrecisionLinear
+from pt2e_quant.training.linear_products import LinearProducts, LowPrecision
 from pt2e_quant.training.linear_products import convert_linears as _convert_linears
 
 _aten = torch.ops.aten
@@ -275,9 +276,9 @@ def convert_to_float8_training(
             fix='Float8TrainingConfig(scaling="rowwise")',
         )
 
-    def products(linear: nn.Linear, name: str) -> Float8Products:
+    def products(linear: nn.Module, name: str) -> Float8Products:
         is_rowwise = chosen.scaling is Float8Scaling.ROWWISE
-        kind = linear.weight.device.type
+        kind = linear.get_parameter("weight").device.type
         has_kernel = kind == "meta" or has_scaled_mm(kind, is_rowwise=is_rowwise)
         return Float8Products(chosen if has_kernel else chosen.emulated())
 
@@ -318,9 +319,9 @@ def update_float8_scales(module: nn.Module, group: dist.ProcessGroup | None = No
             _local(linear.get_buffer(_AMAXES)).zero_()
 
 
-def _delayed(module: nn.Module) -> Iterable[tuple[LowPrecisionLinear, Float8TrainingConfig]]:
+def _delayed(module: nn.Module) -> Iterable[tuple[LowPrecision, Float8TrainingConfig]]:
     for part in module.modules():
         products = getattr(part, "products", None)
-        if isinstance(part, LowPrecisionLinear) and isinstance(products, Float8Products):
+        if isinstance(part, LowPrecision) and isinstance(products, Float8Products):
             if products.config.amax_history is not None:
                 yield part, products.config
