@@ -293,6 +293,11 @@ def capture_model(
             f"args is a tuple of inputs, found a {type(args).__name__}",
             fix="quantize(model, (x,), …)",
         )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"kwargs is a dict of keyword inputs, found a {type(kwargs).__name__}",
+            fix=_DATA,
+        )
     if not args and not kwargs:
         raise InputError(
             "a model needs example inputs to be captured with",

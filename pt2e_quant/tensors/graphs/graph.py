@@ -346,6 +346,7 @@ def to_graph(
     """
     check_module("module", module)
     check_type("args", args, (tuple, list), "a tuple of example inputs", fix="args=(x,)")
+    check_type("kwargs", kwargs or {}, Mapping, "a dict of example inputs", fix='kwargs={"x": x}')
     with real_weights(module) as stored:
         if not stored:
             raise ConfigError("no weight of this module is quantized", fix="quantize_ it first")
