@@ -9,11 +9,12 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.backends.registry import get
 from pt2e_quant.core.provenance import provenance_of
+from tests.parameters import named_subset
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 BACKENDS = ("xnnpack", "onnx", "cpu")
-DTYPES = (torch.bfloat16, torch.float16, torch.float64)
+DTYPES = BF16, F16, F64 = (torch.bfloat16, torch.float16, torch.float64)
 
 
 class Net(nn.Module):
@@ -53,12 +54,24 @@ def sqnr_db(expected, found):
 SHAPES = {"x": {0: torch.export.Dim("b", min=1, max=8)}, "shift": None, "scale": None}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "recipe"),
-    [*((dtype, "int8") for dtype in DTYPES), (DTYPES[0], "int8_dynamic"), (DTYPES[1], "w8")],
-    ids=str,
-)
-@pytest.mark.parametrize("backend", BACKENDS)
+CASES = [
+    (backend, dtype, recipe)
+    for backend in BACKENDS
+    for dtype, recipe in [
+        *((dtype, "int8") for dtype in DTYPES),
+        (BF16, "int8_dynamic"),
+        (F16, "w8"),
+    ]
+]
+ALWAYS = [
+    *((backend, BF16, "int8") for backend in BACKENDS),
+    ("xnnpack", F16, "w8"),
+    ("onnx", F64, "int8"),
+    ("cpu", BF16, "int8_dynamic"),
+]
+
+
+@pytest.mark.parametrize(("backend", "dtype", "recipe"), named_subset(CASES, *ALWAYS))
 def test_quantize_when_the_model_is_no_float32_then_it_runs_in_the_models_dtype(
     backend, dtype, recipe, tmp_path
 ):

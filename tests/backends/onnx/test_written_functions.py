@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
-from tests.parameters import in_groups
+from tests.parameters import in_groups, named_subset
 
 
 def _matrices(x):
@@ -175,7 +175,14 @@ IMAGES = {
 @pytest.mark.parametrize(
     ("backend", "name"),
     # ExecuTorch has no transposed convolution without a result (test_delegate_limits.py).
-    [("onnx", name) for name in IMAGES] + [("xnnpack", name) for name in list(IMAGES)[:-1]],
+    named_subset(
+        [("onnx", name) for name in IMAGES] + [("xnnpack", name) for name in list(IMAGES)[:-1]],
+        ("onnx", "places of adaptive maxima"),
+        ("onnx", "an anti-aliased resize"),
+        ("onnx", "nothing at size 1"),
+        ("xnnpack", "a resize by a factor"),
+        ("xnnpack", "a sum into places"),
+    ),
 )
 def test_image_function_when_its_input_is_dynamic_then_as_its_graph_at_every_size(backend, name):
     pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch"}[backend])
