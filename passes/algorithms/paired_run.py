@@ -76,6 +76,8 @@ class PairedRun:
         self._next = 0
         self._values: list[dict[Node, Pair]] = [{} for _ in range(self.count)]
         self._rounded: dict[Node, tuple[Any, Any, Tensor]] = {}
+        self._outputs: tuple[Node, list[Any], list[Any]] | None = None
+        """A reached node whose outputs were asked for: its exact constants and outputs."""
 
     def reach(self, node: Node) -> None:
         """Run all before a node.
@@ -99,9 +101,12 @@ class PairedRun:
     def outputs(self, node: Node) -> Iterator[Pair]:
         """The outputs of a reached node in each call, with its constants as they are now."""
         self.reach(node)
+        found: list[Any] = []
+        self._outputs = (node, self._exact_constants(node), found)
         with torch.no_grad():
             for call in range(self.count):
-                yield Pair(*(self._compute(node, call, exact=exact) for exact in (True, False)))
+                found.append(self._compute(node, call, exact=True))
+                yield Pair(found[-1], self._compute(node, call, exact=False))
 
     def replay(self, block: Block, call: int, constants: Constants, *, exact: bool) -> Any:
         """The output of a block that was reached, with other values of some nodes.
@@ -118,14 +123,28 @@ class PairedRun:
         if node.op in ("get_attr", "output") or node in self._fixed:
             return
         done = [s for s in node.all_input_nodes if self._last[s] <= self._place[node]]
+        known = self._known_outputs(node)
         for call, values in enumerate(self._values):
-            made = Pair(*(self._compute(node, call, exact=exact) for exact in (True, False)))
+            exact = known[call] if known else self._compute(node, call, exact=True)
+            made = Pair(exact, self._compute(node, call, exact=False))
             if node.users:
                 values[node] = made
             for source in done:
                 values.pop(source, None)
         for source in done:
             self._rounded.pop(source, None)
+
+    def _known_outputs(self, node: Node) -> list[Any]:
+        """The exact outputs of a node if `outputs` gave them all and its constants stayed."""
+        known, self._outputs = self._outputs, None
+        if known is None or known[0] is not node or len(known[2]) < self.count:
+            return []
+        pairs = zip(known[1], self._exact_constants(node), strict=True)
+        return known[2] if all(_is_same(before, now) for before, now in pairs) else []
+
+    def _exact_constants(self, node: Node) -> list[Any]:
+        fixed = [source for source in node.all_input_nodes if source in self._fixed]
+        return [self._constant(source, exact=True) for source in fixed]
 
     def _compute(
         self, node: Node, call: int, *, exact: bool, own: Mapping[Node, Any] | None = None
@@ -192,6 +211,18 @@ class PairedRun:
             most = max(most, live)
             live -= ends.pop(index, 0)
         return most
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """True of one tensor, and of views of all of it: none is written while a run has it."""
+    if not (isinstance(before, Tensor) and isinstance(now, Tensor)):
+        return before is now
+    return (
+        before.data_ptr() == now.data_ptr()
+        and before.dtype == now.dtype
+        and before.shape == now.shape
+        and before.stride() == now.stride()
+    )
 
 
 def round_through(observer: Any, x: Any) -> Any:

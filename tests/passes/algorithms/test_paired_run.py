@@ -1,5 +1,6 @@
 """The paired run: both values at each node, corrections that later nodes see, blocks."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +17,7 @@ from pt2e_quant.observers.statistics.kept_inputs import MOST_CALLS
 from pt2e_quant.passes.algorithms import Algorithm, AlgorithmGraph, Declined, Site, Stage
 from pt2e_quant.passes.algorithms import paired_run as module
 from pt2e_quant.passes.algorithms.gathered import Gathered
-from pt2e_quant.passes.algorithms.paired_run import Pair, blocks
+from pt2e_quant.passes.algorithms.paired_run import Pair, PairedRun, blocks
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -139,6 +140,19 @@ def test_exact_value_when_weights_were_changed_before_then_still_that_of_the_flo
         doubled = model(data[0])
     # the second operator sees the doubled bias of the first
     assert (last[0].rounded - doubled).norm() < 0.9 * (last[0].rounded - last[0].exact).norm()
+
+
+def test_exact_outputs_when_they_were_asked_for_then_not_computed_again(monkeypatch):
+    counts: Counter[tuple[str, bool]] = Counter()
+    compute = PairedRun._compute
+
+    def counted(self, node, call, *, exact, own=None):
+        counts[node.name, exact] += 1
+        return compute(self, node, call, exact=exact, own=own)
+
+    monkeypatch.setattr(PairedRun, "_compute", counted)
+    pq.convert_pt2e(prepared(Rows(), rows(4), "onnx", "w3", Look(doubles_bias=True)))
+    assert (counts["linear", True], counts["linear", False]) == (4, 8)
 
 
 def test_kept_calls_when_there_are_many_then_a_sample_that_is_the_same_each_time():
