@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--runtimes", nargs="+", choices=list(Runtime), default=list(Runtime))
     parser.add_argument("--image", type=int, default=224, help="side of the square images")
     parser.add_argument("--rounds", type=int, default=50, help="timed rounds of each program")
+    parser.add_argument("--into", default="accuracy_speed", help="the name of the record")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.models:
@@ -151,7 +152,7 @@ def main() -> None:
         for runtime in map(Runtime, options.runtimes):
             rows = measure_runtime(case, runtime, options.rounds)
             show(rows)
-            write_results("accuracy_speed", rows, tuple(identity(case, runtime, "")))
+            write_results(options.into, rows, tuple(identity(case, runtime, "")))
 
 
 if __name__ == "__main__":

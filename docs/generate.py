@@ -34,6 +34,8 @@ from pt2e_quant.passes.algorithms.registry import OWN_NAMES, descriptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy_speed.json"
+RESULTS_AVX2 = RESULTS.with_name("accuracy_speed_avx2.json")
+PAIRS = ROOT / "docs" / "decisions" / "037-pairs-fit-into-16-bits.md"
 SCHEMES = ROOT / "docs" / "schemes.md"
 ALGORITHMS = ROOT / "docs" / "algorithms.md"
 ALGORITHMS_BEGIN, ALGORITHMS_END = "<!-- algorithms -->", "<!-- end of algorithms -->"
@@ -152,11 +154,11 @@ def _operators(op: Op) -> Iterator[str]:
             yield from _operators(inner)
 
 
-def results_table() -> str:
-    """The README's table; nothing where no benchmark has been run."""
-    if not RESULTS.exists():
+def results_table(results: Path) -> str:
+    """The table of a record of `accuracy_speed`; nothing where it has not been run."""
+    if not results.exists():
         return ""
-    rows: list[Mapping[str, Any]] = json.loads(RESULTS.read_text())["rows"]
+    rows: list[Mapping[str, Any]] = json.loads(results.read_text())["rows"]
     lines = [
         "| model | runtime | pt2e_quant: SQNR, speed-up, size | best peer by SQNR |",
         "| --- | --- | --- | --- |",
@@ -251,7 +253,8 @@ def pages() -> dict[Path, str]:
     found = {ROOT / "docs" / "backends" / f"{name}.md": backend_page(get(name)) for name in OWN}
     found[ROOT / "docs" / "backends" / "cpu.md"] += "\n" + cpu_speeds()
     readme = ROOT / "README.md"
-    found[readme] = _filled(readme.read_text(), BEGIN, END, results_table())
+    found[readme] = _filled(readme.read_text(), BEGIN, END, results_table(RESULTS))
+    found[PAIRS] = _filled(PAIRS.read_text(), BEGIN, END, results_table(RESULTS_AVX2))
     found[ROOT / "docs" / "development" / "architecture.svg"] = picture()
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
     text = _filled(PARITY.read_text(), FORMS_BEGIN, FORMS_END, forms_table())
