@@ -244,7 +244,6 @@ def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> di
         "ratio": round(ours / theirs, 3),
     }
     print(row, flush=True)
-    write_results("tensors", [row], keys=("model", "config"))
     return row
 
 
@@ -271,13 +270,13 @@ def sqnr_over_seeds(name: str, labels: Sequence[str], count: int) -> list[dict[s
     return rows
 
 
-def write_median(ending: str) -> None:
+def write_median(record: str, ending: str) -> None:
     """Write the median of all rows of configurations with an ending."""
     names = {f"{name}{ending}" for name in NAMES}
-    rows = [r for r in read_rows("tensors") if r["config"] in names and "ratio" in r]
+    rows = [r for r in read_rows(record) if r["config"] in names and "ratio" in r]
     ratios = [float(str(row["ratio"])) for row in rows]
     total = {"model": "all", "config": f"median{ending}", "ratio": round(median(ratios), 3)}
-    write_results("tensors", [total | {"count": len(ratios)}], keys=("model", "config"))
+    write_results(record, [total | {"count": len(ratios)}], keys=("model", "config"))
 
 
 def main() -> None:
@@ -289,19 +288,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed calls of each")
     parser.add_argument("--seeds", type=int, default=0, help="compare SQNR alone, over so many")
     parser.add_argument("--quantize", type=int, default=0, help="time quantize_ alone, so often")
+    parser.add_argument("--into", default="tensors", help="the name of the record")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.quantize:
         chosen = asked.models or ["llama", "minilm", "vit"]
         for label, (model, _) in models().items():
             for name in asked.configs if label in chosen else ():
-                quantize_in_turn(name, label, model, asked.quantize)
+                row = quantize_in_turn(name, label, model, asked.quantize)
+                write_results(asked.into, [row], keys=("model", "config"))
         return
     if asked.seeds:
         labels = asked.models or ["llama", "llama_1_token", "minilm", "vit"]
         with torch.no_grad():
             every = [sqnr_over_seeds(name, labels, asked.seeds) for name in asked.configs]
-        write_results("tensors", [row for rows in every for row in rows], keys=("model", "config"))
+        write_results(asked.into, [row for rows in every for row in rows], keys=("model", "config"))
         return
     with torch.no_grad():
         for label, (model, inputs) in models().items():
@@ -313,8 +314,8 @@ def main() -> None:
                 if asked.compiled:
                     row["config"] = f"{name}, compiled"
                 print(row, flush=True)
-                write_results("tensors", [row], keys=("model", "config"))
-    write_median(", compiled" if asked.compiled else "")
+                write_results(asked.into, [row], keys=("model", "config"))
+    write_median(asked.into, ", compiled" if asked.compiled else "")
 
 
 if __name__ == "__main__":

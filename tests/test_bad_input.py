@@ -306,8 +306,6 @@ def test_quantize_when_inputs_are_missing_or_given_twice_then_refuses(model, pla
         pq.quantize(ep, (torch.randn(1, 4),), calibration_data=[], backend="plain")
     with pytest.raises(InputError, match="a tuple of inputs, found a Tensor"):
         pq.quantize(model, torch.randn(1, 4), calibration_data=[], backend="plain")
-    with pytest.raises(InputError, match="kwargs is a dict of keyword inputs, found a list"):
-        pq.quantize(model, (torch.randn(1, 4),), [torch.randn(1, 4)], backend="plain")
     with pytest.raises(
         (InputError, ConfigError), match=r"quantize takes a module or a program .* found str"
     ):

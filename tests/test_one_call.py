@@ -93,6 +93,12 @@ def test_quantize_when_a_model_has_no_example_inputs_then_refuses():
         pq.quantize(nn.Linear(2, 2), calibration_data=[], backend="xnnpack")
 
 
+def test_quantize_when_batches_are_given_as_kwargs_then_refuses():
+    x = torch.randn(1, 2)
+    with pytest.raises(InputError, match="kwargs is a dict of keyword inputs, found a list"):
+        pq.quantize(nn.Linear(2, 2), (x,), [x], backend="xnnpack")
+
+
 def test_quantize_when_an_exported_program_comes_with_inputs_then_refuses():
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.randn(1, 2),))
     with pytest.raises(InputError, match="has its inputs and dynamic shapes already"):

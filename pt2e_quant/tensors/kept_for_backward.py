@@ -17,6 +17,12 @@ _MAY_BE_ITSELF = frozenset(
     " view reshape flatten".split()
 )
 """Methods whose result may be the tensor itself or knows it, and copies; they keep no values."""
+_NO_TENSOR = frozenset(
+    "dim ndimension size numel nelement stride is_floating_point is_complex is_signed"
+    " is_contiguous element_size storage_offset get_device data_ptr".split()
+)
+"""Methods whose result is no tensor: an alias would take longer than they do."""
+_KEEP_NOTHING = _MAY_BE_ITSELF | _NO_TENSOR
 
 
 def call_with_aliases(function: Any, args: Any, kwargs: Any) -> Any:
@@ -38,7 +44,7 @@ def _keeps_arguments(function: Any) -> bool:
     if isinstance(function, FunctionType):
         return function.__module__ in _PYTHON
     is_method = isinstance(function, MethodDescriptorType) or name == "__getitem__"
-    return isinstance(function, BuiltinFunctionType) or (is_method and name not in _MAY_BE_ITSELF)
+    return isinstance(function, BuiltinFunctionType) or (is_method and name not in _KEEP_NOTHING)
 
 
 def _alias(value: Any) -> Any:

@@ -152,8 +152,9 @@ def floats_beside(root: nn.Module, names: Iterable[str]) -> list[Row]:
     done = {id(named[name]) for name in asked if name in named}
     rows = []
     for name, value in named.items():
-        is_matrix = value.dim() >= 2 and value.is_floating_point()
-        if not is_matrix or isinstance(value, QuantizedTensor) or id(value) in done:
+        if isinstance(value, QuantizedTensor) or id(value) in done:
+            continue
+        if value.dim() < 2 or not value.is_floating_point():
             continue
         done.add(id(value))
         path, _, leaf = name.rpartition(".")
