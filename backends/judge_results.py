@@ -16,6 +16,7 @@ from pt2e_quant.backends.run_calls import BUFFER
 from pt2e_quant.backends.trials import Trials
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.graph.ops import (
     CLAMP,
@@ -110,6 +111,8 @@ class Judge:
         bound, reason = self.bounds.get(name, FLOOR_DB), ""
         if ratio < bound and self._is_one_rounding(at, name, expected, value):
             return
+        if ratio < bound and not difference.problem and self._is_faint(name, expected, value):
+            return
         margin = FRESH_MARGIN_DB if at else DRAW_MARGIN_DB
         if ratio < bound:
             own = self._own_noise_db(at, name, ratio + margin)
@@ -167,6 +170,20 @@ class Judge:
         if bool((off > step * 1.01 + rounding).any()) or share > ROUNDED_SHARE:
             return False
         self._note(f"{name}: {share:.0%} of its values are a step from the graph's, none further")
+        return True
+
+    def _is_faint(self, name: str, expected: Any, value: Any) -> bool:
+        """True if the graph rounds a result to zeros and a runtime does not: it has no least scale.
+
+        A network that was never trained may give such results: each of its blocks starts at zero.
+        """
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_float or bool(expected.any()) or not bool((value.abs() < DEFAULT_EPS).all()):
+            return False
+        self._note(
+            f"{name}: the graph gives zeros, as its scales are {DEFAULT_EPS:.2g} or more; this "
+            "runtime keeps what is below"
+        )
         return True
 
     def _adds_up(self, at: int, name: str, apart: FirstApart, enough_db: float) -> bool:

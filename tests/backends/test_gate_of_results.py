@@ -45,6 +45,36 @@ def test_gate_when_a_large_result_hides_a_wrong_one_then_refused_by_name(artifac
     assert faithful.report.sqnr_canonical_db == pytest.approx(46.0, abs=0.1)
 
 
+class Zeros(nn.Module):
+    """What a graph makes of a signal below its smallest scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0
+
+
+@pytest.mark.parametrize(
+    ("made", "is_taken"),
+    [
+        (lambda x: [x * 1e-9], True),
+        (lambda x: [x * 1e-3], False),
+        (lambda x: [x * float("nan")], False),
+        (lambda x: [x[:1] * 1e-9], False),
+    ],
+    ids=["below the scales", "above them", "not a number", "of another shape"],
+)
+def test_gate_when_the_graph_gives_zeros_then_less_than_its_least_scale_is_taken(
+    artifact_of, made, is_taken
+):
+    gm = exported(Zeros(), torch.randn(8, 8))
+    artifact = artifact_of(gm, made)
+    if not is_taken:
+        with pytest.raises(ArtifactError):
+            check(artifact, gm)
+        return
+    check(artifact, gm)
+    assert "the graph gives zeros, as its scales are 1.2e-07 or more" in str(artifact.report.notes)
+
+
 def test_gate_when_a_result_is_missing_then_refused(artifact_of):
     gm = exported(Pair(), torch.randn(8, 8))
     with pytest.raises(ArtifactError, match=r"1 results, and no result\['large'\]"):
