@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-import pt2e_quant as pq
 from benchmarks import models
-from benchmarks.cases import CALIBRATION_SEED, Batches
+from benchmarks.cases import CALIBRATION_SEED
+from benchmarks.effort import ours
 from benchmarks.inputs import image_batches
 from benchmarks.peers import feed
 from benchmarks.results import write_results
@@ -30,17 +30,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def convert_seconds(model: nn.Module, calibration: Batches, backend: str, effort: str) -> float:
-    """The CPU seconds of convert, after calibration."""
-    exported = torch.export.export(model, calibration[0])
-    quantizer = pq.backends.get(backend).quantizer("int8")
-    prepared = pq.prepare_pt2e(exported, quantizer, effort=effort)
-    pq.calibrate(prepared, calibration, progress=False)
-    start = time.process_time()
-    pq.convert_pt2e(prepared)
-    return time.process_time() - start
-
-
 def measure(name: str, count: int, backend: str, efforts: Sequence[str]) -> list[dict[str, object]]:
     """One row for each effort beyond "fast"."""
     model = MODELS[name](image=IMAGE)
@@ -49,10 +38,10 @@ def measure(name: str, count: int, backend: str, efforts: Sequence[str]) -> list
     start = time.process_time()
     feed(model, calibration)
     float_s = time.process_time() - start
-    fast_s = convert_seconds(model, calibration, backend, "fast")
+    fast_s = ours(backend, "fast", model, calibration)[1]
     rows: list[dict[str, object]] = []
     for effort in efforts:
-        own_s = convert_seconds(model, calibration, backend, effort)
+        own_s = ours(backend, effort, model, calibration)[1]
         row: dict[str, object] = {"model": name, "backend": backend, "calls": count}
         row |= {"effort": effort, "float_pass_s": round(float_s, 2), "fast_s": round(fast_s, 2)}
         row |= {"convert_s": round(own_s, 2), "extra_passes": round((own_s - fast_s) / float_s, 2)}

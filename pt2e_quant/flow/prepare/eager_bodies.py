@@ -89,7 +89,7 @@ _entered = _Entered()
 def enter_bodies(gm: GraphModule, args: Any) -> None:
     """A forward pre-hook: run the bodies of a prepared graph eagerly from here on."""
     is_wanted = PREPARED_KEY in gm.meta and not torch.compiler.is_compiling()
-    mode = EagerBodies() if is_wanted and bodies(gm) else None
+    mode = EagerBodies() if is_wanted else None
     if mode is not None:
         mode.__enter__()  # type: ignore[no-untyped-call]
     _entered.modes.append(mode)
