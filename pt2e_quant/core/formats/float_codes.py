@@ -6,13 +6,14 @@ Plain torch on the bits of float32, so that a graph of ATen operators can hold i
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.eager import is_eager
 from pt2e_quant.core.formats.number_formats import FloatFormat
 
 _MANTISSA = 23
 _BIAS = 127
 
 
-def encode_float(x: Tensor, form: FloatFormat) -> Tensor:
+def encode_float(x: Tensor, form: FloatFormat, *, overwrite: bool = False) -> Tensor:
     """The codes nearest to real values.
 
     Values beyond the greatest saturate, infinities too. NaN stays NaN where the format has one
@@ -21,6 +22,8 @@ def encode_float(x: Tensor, form: FloatFormat) -> Tensor:
     Args:
         x: float, of any shape.
         form: the format.
+        overwrite: the memory of x may be written to: a second tensor of that size takes longer to
+            get than to fill.
 
     Returns:
         form.storage, shaped like x.
@@ -28,7 +31,8 @@ def encode_float(x: Tensor, form: FloatFormat) -> Tensor:
     x = x.to(torch.float32)
     if form.storage != torch.uint8:
         # torch rounds to even as well; what lies beyond the greatest it treats in several ways.
-        return x.clamp(-form.max, form.max).to(form.storage)
+        limited = x.clamp_(-form.max, form.max) if overwrite else x.clamp(-form.max, form.max)
+        return limited.to(form.storage)
     # clamp leaves a NaN
     size = torch.where(x.isnan(), 0.0, x.abs().clamp(max=form.max))
     exponent = ((size.view(torch.int32) >> _MANTISSA) - _BIAS).clamp(min=form.min_exponent)
@@ -43,8 +47,7 @@ def encode_float(x: Tensor, form: FloatFormat) -> Tensor:
 
 def decode_float(codes: Tensor, form: FloatFormat) -> Tensor:
     """The real values of codes as float32, shaped like codes; exact."""
-    is_traced = torch.compiler.is_compiling() or type(codes) is not Tensor
-    if form.storage == torch.float8_e4m3fn and codes.is_cpu and not is_traced:
+    if form.storage == torch.float8_e4m3fn and codes.is_cpu and is_eager(codes):
         return _decode_e4m3(codes)
     if form.storage != torch.uint8:
         return codes.to(torch.float32)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.eager import is_eager
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.blocks import check_blocks, grid_shape, spread, to_rows
 from pt2e_quant.core.formats.code_books import check_table, decode_table, encode_table
@@ -57,7 +58,8 @@ def quantize_float(
 ) -> Tensor:
     """Codes of x / scale: nearest, ties to even, saturated at the format's greatest."""
     scale = _spread(real_scale(scales, tensor_scale), x, block_size)
-    return encode_float(x.to(torch.float32) / scale, float_format(format))
+    scaled = x.to(torch.float32) / scale
+    return encode_float(scaled, float_format(format), overwrite=is_eager(scaled))
 
 
 def dequantize_float(

@@ -31,7 +31,22 @@ _POWERS = (0.5, 1.0, 2.0)
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def find_block_qparams(x: Tensor, scheme: TensorScheme, search: WeightSearch) -> BlockQParams:
+Ends = tuple[Tensor, Tensor]
+"""The least and the greatest value of each block, in the order of `blocks.to_rows`."""
+
+
+def find_ends(x: Tensor, scheme: TensorScheme) -> Ends:
+    """The least and the greatest value of each block of a tensor, as float32; NaN where one is.
+
+    A block that reaches beyond the tensor has zeros there.
+    """
+    rows = to_rows(x, block_lengths(scheme.granularity, x.dim()))
+    return rows.amin(1).to(torch.float32), rows.amax(1).to(torch.float32)
+
+
+def find_block_qparams(
+    x: Tensor, scheme: TensorScheme, search: WeightSearch, ends: Ends | None = None
+) -> BlockQParams:
     """The qparams of a constant tensor.
 
     Args:
@@ -40,16 +55,17 @@ def find_block_qparams(x: Tensor, scheme: TensorScheme, search: WeightSearch) ->
         search: MIN_MAX takes the greatest magnitude (the range, if affine). MSE tries scales
             around it. HQQ is for integers alone. A code of one bit always takes MSE: a range
             says nothing about it. A fitted code book is k-means in any case.
+        ends: of its blocks, from `find_ends`, if they are known.
 
     Raises:
         ConfigError: the scheme's blocks are none of this tensor, or the search none of its
             format.
     """
     with one_thread():
-        return _find(x, scheme, search)
+        return _find(x, scheme, search, ends)
 
 
-def _find(x: Tensor, scheme: TensorScheme, search: WeightSearch) -> BlockQParams:
+def _find(x: Tensor, scheme: TensorScheme, search: WeightSearch, ends: Ends | None) -> BlockQParams:
     block = block_lengths(scheme.granularity, x.dim())
     form = scheme.format
     if form is None:
@@ -60,11 +76,12 @@ def _find(x: Tensor, scheme: TensorScheme, search: WeightSearch) -> BlockQParams
         _check_whole_blocks(x, block, form)
         if form.is_fitted:
             return _fitted(x, scheme, block, form)
-    rows = to_rows(x.to(torch.float32), block)
-    base = _scale_of(_amax(rows), form, scheme.scales)
+    low, high = find_ends(x, scheme) if ends is None else ends
+    base = _scale_of(torch.maximum(high, -low), form, scheme.scales)
     grid = grid_shape(x.shape, block)
     tensor_scale = keep_scale(base.reshape(grid), scheme.scales).tensor_scale
     if search is WeightSearch.MSE or form.bits == 1:
+        rows = to_rows(x.to(torch.float32), block)
         base = _least_error(rows, base, form, scheme.scales, tensor_scale)
     return BlockQParams(
         scheme=scheme,
@@ -136,10 +153,6 @@ def _check_whole_blocks(x: Tensor, block: tuple[int, ...], form: CodeBook) -> No
             f"blocks of {list(block)} do not divide a weight of shape {tuple(x.shape)}, which "
             f"{form} needs"
         )
-
-
-def _amax(rows: Tensor) -> Tensor:
-    return torch.maximum(rows.amax(1), -rows.amin(1))  # reads twice, where abs() writes a copy
 
 
 def _scale_of(amax: Tensor, form: NumberFormat, scales: ScaleFormat) -> Tensor:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.formats.block_qparams import BlockQParams
+from pt2e_quant.core.formats.blocks import block_lengths
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.base import NonFinite, ObserverBase
-from pt2e_quant.observers.weights.block_search import find_block_qparams
+from pt2e_quant.observers.weights.block_search import Ends, find_block_qparams, find_ends
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 
@@ -53,12 +54,21 @@ class BlockWeightObserver(ObserverBase):
         if (self.observes_constant and self.seen) or x.numel() == 0:
             return x
         value = x.detach()
-        low, high = (end.to(torch.float32) for end in (value.amin(), value.amax()))
+        low, high, ends = self._ends(value)
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):
             raise NonFinite("NaN or infinity in a weight", fix="find what made it")
         self.min_val, self.max_val = low, high
-        self.found = find_block_qparams(value, self.scheme, self.search)
+        self.found = find_block_qparams(value, self.scheme, self.search, ends)
         return x
+
+    def _ends(self, value: Tensor) -> tuple[Tensor, Tensor, Ends | None]:
+        """The range of a weight, as float32, and of its blocks where those alone were read."""
+        block = block_lengths(self.scheme.granularity, value.dim())
+        is_padded = any(n > 0 and size % n for size, n in zip(value.shape, block, strict=True))
+        if self.scheme.format is None or is_padded:
+            return value.amin().to(torch.float32), value.amax().to(torch.float32), None
+        low, high = find_ends(value, self.scheme)
+        return low.amin(), high.amax(), (low, high)
 
     @property
     def seen(self) -> bool:

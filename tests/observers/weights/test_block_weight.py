@@ -29,3 +29,13 @@ def test_weight_when_seen_then_its_input_goes_on_and_the_last_one_counts():
 def test_weight_when_not_finite_then_refused(bad):
     with pytest.raises(NonFinite):
         BlockWeightObserver(FORMAT_SCHEMES["nf4"].weight)(torch.tensor([[bad] * 64]))
+
+
+@pytest.mark.parametrize("columns", [64, 70])
+@pytest.mark.parametrize("name", ["mxfp4", "fp8_weight_only"])
+def test_weight_when_its_last_block_is_short_then_its_range_is_that_of_its_values(name, columns):
+    observer = BlockWeightObserver(FORMAT_SCHEMES[name].weight)
+    weight = torch.rand(2, columns) + 1.0  # filling up with zeros would give a range from 0
+    observer(weight)
+    assert observer.min_val == weight.min()
+    assert observer.max_val == weight.max()
