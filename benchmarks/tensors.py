@@ -194,8 +194,7 @@ def measure(
         theirs, their_ms = quantized(model, lambda m: their_quantize_(m, their_config(name)))
         found = theirs(*inputs)
     except Exception as error:  # whatever torchao raises where it has no kernel
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
-        row["torchao"] = f"refused: {reason}"
+        row["torchao"] = refusal(error)
         row["ours_ms"], row["float_ms"] = (
             round(t, 3)
             for t in time_in_turn([lambda: ours(*inputs), lambda: model(*inputs)], rounds)
@@ -217,6 +216,12 @@ def measure(
     }
 
 
+def refusal(error: Exception) -> str:
+    """What a row says of a configuration that torchao refuses."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+    return f"refused: {reason}"
+
+
 def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> dict[str, object]:
     """Median processor milliseconds of both `quantize_`, called in turn on copies of a model."""
     from torchao.quantization import quantize_ as their_quantize_
@@ -225,6 +230,11 @@ def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> di
         lambda m: quantize_(m, our_scheme(name), layout="plain"),
         lambda m: their_quantize_(m, their_config(name)),
     )
+    row: dict[str, object] = {"model": label, "config": f"{name}, quantize_"}
+    try:
+        their_quantize_(copy.deepcopy(model), their_config(name))
+    except Exception as error:  # whatever torchao raises where it has no kernel
+        return row | {"torchao": refusal(error)}
     times: list[list[float]] = [[], []]
     for round_ in range(rounds + 1):
         for own, how in zip(times, ways, strict=True):
@@ -234,9 +244,7 @@ def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> di
             if round_:  # the first is to warm up
                 own.append(time.thread_time() - start)
     ours, theirs = (median(own) * 1e3 for own in times)
-    row: dict[str, object] = {
-        "model": label,
-        "config": f"{name}, quantize_",
+    row |= {
         "rounds": rounds,
         "load": round(os.getloadavg()[0], 1),
         "ours_cpu_ms": round(ours, 2),

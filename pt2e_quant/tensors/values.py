@@ -15,10 +15,9 @@ from torch import Tensor
 
 from pt2e_quant.core.arguments import check_tensor, check_type
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.eager import is_eager
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.block_qparams import BlockQParams, KeptScale
-from pt2e_quant.core.formats.blocks import WHOLE, grid_shape
+from pt2e_quant.core.formats.blocks import grid_shape
 from pt2e_quant.core.formats.format_arithmetic import (
     dequantize_block,
     dequantize_codebook,
@@ -230,10 +229,6 @@ def decode(parts: Mapping[str, Tensor], form: TensorForm) -> Tensor:
         return dequantize_float(codes, scale, whole, block, name, out_dtype=form.dtype)
     low, high = scheme.range
     scale, zero = real_scale(parts, form), parts.get("zero_point")
-    if zero is None and {1, WHOLE}.issuperset(block) and is_eager(codes):
-        # In place: memory for a second tensor of this size took half of the time of one row's
-        # product.
-        return codes.to(torch.float32).mul_(scale.to(torch.float32)).to(form.dtype)
     return dequantize_block(codes, scale, zero, block, low, high, codes.dtype, out_dtype=form.dtype)
 
 

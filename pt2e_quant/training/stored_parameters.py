@@ -301,8 +301,10 @@ def quantize_parameters(
     owners: list[nn.Module] = []
     names = []
     for name, owner in module.named_modules(remove_duplicate=False):
+        if not is_known(owner):
+            continue
         names.append(name)
-        if not is_known(owner) or (filter is not None and not filter(owner, name)):
+        if filter is not None and not filter(owner, name):
             continue
         if isinstance(owner.weight, QuantizedTensor):
             raise ConfigError(f'the weight of "{name}" is quantized already')
@@ -324,7 +326,7 @@ def quantize_parameters(
                     fix="leave it out by the filter",
                 ) from error
     if not made:
-        raise ConfigError("no weight is meant", fix=f"modules: {near('', names)}")
+        raise ConfigError("no weight is meant", fix=f"modules with weights, {near('', names)}")
     for owner in dict.fromkeys(owners):  # all or none
         owner.weight = made[cast(nn.Parameter, owner.weight)]
     return module

@@ -18,7 +18,7 @@ def mutating(graph: torch.fx.Graph) -> list[str]:
     return [str(op) for op in called if getattr(op, "_schema", None) and op._schema.is_mutable]
 
 
-def test_is_eager_plain_tensor_outside_of_tracing():
+def test_is_eager_when_traced_or_compiled_then_false():
     seen = []
 
     def look(x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def test_is_eager_plain_tensor_outside_of_tracing():
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])
-def test_quantize_float_and_decode_traced_have_no_mutation_and_equal_eager(mode):
+def test_block_arithmetic_when_traced_then_nothing_mutates_and_equals_eager(mode):
     x, scales = torch.randn(4, 8) * 300, torch.rand(4, 1) + 0.5
     weight = QuantizedTensor.from_float(torch.randn(4, 8), scheme_named("w8").weight)
 

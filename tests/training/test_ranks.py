@@ -50,8 +50,9 @@ def check(results):
         if name.split()[0] in ("save", "load"):
             assert flat(result["found"]) == flat(result["expected"]), name
         else:
-            # Float32 sums in another order; a state whose shard cuts its blocks has others.
-            rtol = 2e-3 if "bit" in name else 2e-5
+            # Float32 sums in another order. A state whose shard cuts its blocks has other scales,
+            # so other codes: columns cut each block (2.1e-3 on a CPU with AMX), rows few.
+            rtol = 2e-5 if "bit" not in name else 5e-3 if name.startswith("tp") else 2e-3
             found, expected = result["found"].tolist(), result["expected"].tolist()
             # An output beside zero is a sum of numbers about 1.
             near_zero = 1e-6 if "quantized" in name else 0.0
