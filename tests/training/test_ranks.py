@@ -50,13 +50,16 @@ def check(results):
         if name.split()[0] in ("save", "load"):
             assert flat(result["found"]) == flat(result["expected"]), name
         else:
-            # Float32 sums in another order. A state whose shard cuts its blocks has other scales,
-            # so other codes: columns cut each block (2.1e-3 on a CPU with AMX), rows few.
+            # Float32 sums in another order. From the third loss on, states in few bits have been
+            # read back: a sum that is rounded otherwise falls on another code now and then, and a
+            # state whose shard cuts its blocks has others (2.1e-3 under TP on a CPU with AMX).
             rtol = 2e-5 if "bit" not in name else 5e-3 if name.startswith("tp") else 2e-3
             found, expected = result["found"].tolist(), result["expected"].tolist()
             # An output beside zero is a sum of numbers about 1.
             near_zero = 1e-6 if "quantized" in name else 0.0
             assert found == pytest.approx(expected, rel=rtol, abs=near_zero), name
+            if "bit" in name:
+                assert found[:2] == pytest.approx(expected[:2], rel=2e-5), name
             layout = "packed" if "w4" in name else "plain"
             assert result["stored"] == ({(layout, 3)} if "stored" in name else set()), name
 
