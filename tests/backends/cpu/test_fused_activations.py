@@ -5,7 +5,7 @@ What it does not know it ignores or refuses, by operator: those must run behind 
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.backends.cpu.lower import lower_graph
@@ -39,6 +39,36 @@ FUSED = {
 }
 
 
+class LastProduct(fx.Interpreter):
+    """Keeps the weight of the last product and the scale of the tensor it reads."""
+
+    weight: Tensor
+    step: float
+
+    def run_node(self, n):
+        target = str(n.target)
+        if target.startswith(("aten.linear.", "aten.conv")):
+            read, weight = n.args[:2]
+            assert str(read.target).startswith("quantized_decomposed.dequantize_per_tensor.")
+            self.weight, self.step = self.env[weight], float(read.args[1])
+        return super().run_node(n)
+
+
+def assert_equal_but_for_ties(gm, found, x):
+    """Equal to float32's rounding, but for codes between the products that lie on a tie.
+
+    Such a code is off by one where the sum before it rounds to the other side: the outputs at
+    its position are off by a step times its column of the weight.
+    """
+    graph = LastProduct(gm)
+    error = (found - graph.run(x)).transpose(0, 1).flatten(1)
+    moved = error.abs().amax(0) > 1e-5
+    assert moved.sum() <= max(1, moved.numel() // 50)
+    for at_position in error[:, moved].T:
+        off = at_position[:, None].abs() - graph.step * graph.weight.flatten(1).abs()
+        assert off.abs().amax(0).min() < 1e-5
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("recipe", ["int8", "int8_reduced"])
@@ -55,4 +85,4 @@ def test_function_when_not_a_post_op_then_behind_the_product(
     behind = name not in FUSED[product]
     assert any(c.startswith(f"{name}.") for c in called) is behind
     with torch.no_grad():
-        torch.testing.assert_close(program(x), gm(x), rtol=1e-5, atol=1e-5)
+        assert_equal_but_for_ties(gm, program(x), x)
