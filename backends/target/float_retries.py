@@ -43,6 +43,11 @@ def fallback_of(node: Node) -> Fallback:
     return Fallback(node.meta.get("custom", {}).get(_KEY, Fallback.NONE))
 
 
+def is_left_plain(node: Node) -> bool:
+    """True for an operator whose float form in the backend was wrong too."""
+    return fallback_of(node) is Fallback.PLAIN
+
+
 def mark_fallback(node: Node, fallback: Fallback) -> None:
     """Mark a node and those that are fused with it with a fallback."""
     for one in _fused_with(node):

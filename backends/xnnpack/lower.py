@@ -13,21 +13,17 @@ from executorch.exir import (
     ExecutorchBackendConfig,
     to_edge_transform_and_lower,
 )
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from pt2e_quant.accelerate.composite_operators import quick_decompositions
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
-from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
+from pt2e_quant.backends.target.float_retries import Fallback, is_left_plain
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
-from pt2e_quant.backends.xnnpack.artifact import (
-    XnnpackArtifact,
-    count_operators,
-    load,
-)
+from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, load
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
@@ -37,7 +33,6 @@ from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import (
     conv1d_as_conv2d,
     group_heads,
     means_as_products,
-    pool_by_depthwise,
     selections_as_products,
 )
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
@@ -47,6 +42,7 @@ from pt2e_quant.backends.xnnpack.passes.data_movement import (
     requantize_before_joins,
     requantize_behind_moves,
 )
+from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     can_write_in_place,
     dequantize_for_each_reader,
@@ -75,6 +71,10 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
+from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import (
+    average_in_delegate,
+    pool_by_depthwise,
+)
 from pt2e_quant.backends.xnnpack.passes.recurrent import (
     STEPS_KEY,
     recurrent_as_steps,
@@ -121,7 +121,8 @@ from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
-from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
+from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
+from pt2e_quant.passes.cleanup.remove_identities import broadcast_expanded, remove_noop_expand
 from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
 from pt2e_quant.passes.functions.write_complex import write_complex
@@ -147,11 +148,6 @@ class Options(RuntimeOptions):
     max_sizes: MaxSizes = field(default_factory=dict)
 
 
-def _is_left_norm(node: Node) -> bool:
-    """True if ExecuTorch's kernel of a layer norm was too far from the graph."""
-    return is_call(node, LAYER_NORM) and fallback_of(node) is Fallback.PLAIN
-
-
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
@@ -159,7 +155,10 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unpack_weights,
         write_complex(has_complex_kernel),
         # Checks and writes are effects, which ExecuTorch cannot take later.
-        write_canonical(FUNCTIONS.keys() - EARLY.keys(), _is_left_norm),
+        # A layer norm too where ExecuTorch's kernel was too far from the graph.
+        write_canonical(
+            FUNCTIONS.keys() - EARLY.keys(), lambda n: is_call(n, LAYER_NORM) and is_left_plain(n)
+        ),
         roots_of_sizes,
         widen_scales,
         decompose_caches(has_casts=False),
@@ -171,6 +170,9 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         decompose_attention,
         group_heads,
         remove_noop_expand,
+        broadcast_expanded,
+        fixed_windows,
+        functions_in_delegate,
         split_left,
         recurrent_as_steps,
         duplicate_dequantize,
@@ -185,6 +187,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         select_nearest,
         clip_before_pools,
         pool_by_depthwise,
+        average_in_delegate,
         normalize_overloads,
         conv1d_as_conv2d,
         move_integers,

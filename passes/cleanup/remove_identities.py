@@ -1,8 +1,11 @@
 """Remove operators that return their input: aliases, casts, sums with 0, expands."""
 
+from typing import Any
+
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import fake_value
 from pt2e_quant.graph.ops import (
     ADD,
     BATCH_NORM,
@@ -11,13 +14,15 @@ from pt2e_quant.graph.ops import (
     DIV,
     EXPAND,
     LINEAR,
+    MAXIMUM,
+    MINIMUM,
     MUL,
     SUB,
     argument,
     aten,
     is_call,
 )
-from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
@@ -125,3 +130,32 @@ def remove_noop_expand(gm: GraphModule) -> PassResult:
     After:   y = x
     """
     return rewrite(gm, _EXPAND_RULES)
+
+
+_BROADCASTING = one_of(ADD, SUB, MUL, DIV, MINIMUM, MAXIMUM)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def broadcast_expanded(gm: GraphModule) -> PassResult:
+    """Let operators of two tensors broadcast what was expanded for them.
+
+    Before:  div(x, expand(norm[2, 1], [2, 8]))
+    After:   div(x, norm)
+    """
+    rule = Rule("expand", Op(_BROADCASTING, Var("a"), Var("b")), _broadcast)
+    return rewrite(gm, (rule,))
+
+
+def _broadcast(m: Match, editor: Editor) -> Node | Skip:
+    node, options = m.anchor, dict[str, Any](m.anchor.kwargs)
+    shape = node.meta["val"].shape
+    operands: list[Any] = [editor.now(x) if isinstance(x, Node) else x for x in (m["a"], m["b"])]
+    for at, expanded in enumerate(operands):
+        if not isinstance(expanded, Node) or not is_call(expanded, EXPAND):
+            continue
+        given = list(operands)
+        given[at] = expanded.args[0]
+        made = fake_value(editor.mode, node.target, tuple(given), options).shape
+        if len(made) == len(shape) and all(map(_same_sizes, made, shape)):
+            return editor.call(node.target, *given, like=node, val=node.meta["val"], **options)
+    return Skip("it reads nothing expanded, or its other operand is no larger")

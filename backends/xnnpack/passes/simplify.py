@@ -10,7 +10,20 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
-from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, argument, aten, is_call
+from pt2e_quant.graph.ops import (
+    ADD,
+    AVG_POOL1D,
+    DIV,
+    MAX_POOL1D,
+    MUL,
+    SILU,
+    SUB,
+    argument,
+    arguments,
+    aten,
+    each_axis,
+    is_call,
+)
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
@@ -18,12 +31,12 @@ from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def simplify_for_table(gm: GraphModule) -> PassResult:
-    """Rewrite silu and rrelu.
+    """Rewrite silu, rrelu and pools of sequences.
 
-    Before:  silu(x);         rrelu(x, 0.1, 0.3)
-    After:   x * sigmoid(x);  leaky_relu(x, 0.2)
+    Before:  silu(x);         rrelu(x, 0.1, 0.3);  max_pool1d(x, 2)
+    After:   x * sigmoid(x);  leaky_relu(x, 0.2);  squeeze(max_pool2d(unsqueeze(x, -2), [1, 2]), -2)
     """
-    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu), RRELU))
+    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu), RRELU, POOL1D))
 
 
 def _silu(m: Match, editor: Editor) -> Node | Skip:
@@ -40,6 +53,32 @@ def _rrelu(m: Match, editor: Editor) -> Node | Skip:
 
 RRELU = Rule("rrelu", find=Op(one_of((aten.rrelu.default,)), Var("x")), build=_rrelu)
 """ExecuTorch has no kernel for rrelu; in evaluation its slope is the mean one."""
+
+
+_POOLS = {
+    aten.max_pool1d.default: aten.max_pool2d.default,
+    aten.avg_pool1d.default: aten.avg_pool2d.default,
+}
+
+
+def _pool_images(m: Match, editor: Editor) -> Node | Skip:
+    """As images of one row: ExecuTorch's own kernels of sequences compute element by element."""
+    pool = m.anchor
+    if m["x"].meta["val"].dim() != 3:
+        return Skip("it is no batch of sequences")
+    given = arguments(pool)
+    kernel = each_axis(given["kernel_size"], 1)
+    for name, neutral in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1)):
+        if name in given:
+            given[name] = [neutral, *each_axis(given[name] or kernel, 1)]
+    _, *rest = given.values()
+    images = editor.call(aten.unsqueeze.default, m["x"], -2, like=pool)
+    pooled = editor.call(_POOLS[pool.target], images, *rest, like=pool)
+    return editor.call(aten.squeeze.dims, pooled, [-2], like=pool)
+
+
+POOL1D = Rule("pool1d", find=Op(one_of(MAX_POOL1D, AVG_POOL1D), Var("x")), build=_pool_images)
+"""The delegate pools images."""
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -35,6 +35,7 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
 from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 from pt2e_quant.passes.cleanup.linear_forms import pad_linears
+from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
 
 MASKS_KEY = "pt2e_quant.masks"
 """The key of `gm.meta` under which annotate leaves the masks it found, for prepare to take."""
@@ -257,7 +258,7 @@ class TableQuantizer(Quantizer):
             return model
         if self.recurrent is not None:
             place_recurrent(model, RuleBook(self.rules), self.recurrent)
-        run_passes(model, self.transforms)
+        run_passes(model, (fixed_windows, *self.transforms))
         if self.pads_groups:
             book = RuleBook(self.rules)
             run_passes(model, (pad_linears(lambda node: group_size_of(book.scheme_for(node))),))

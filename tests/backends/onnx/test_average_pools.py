@@ -45,7 +45,7 @@ def check(model: nn.Module, image: Tensor, dynamic: Any = None) -> Any:
 
 @pytest.mark.parametrize("size", [9, 10])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_pool_when_ceil_mode_is_on_then_it_is_float_and_others_are_integers(
+def test_pool_when_ceil_mode_adds_windows_then_it_is_float_and_others_are_integers(
     rank: int, size: int
 ) -> None:
     every = itertools.product((False, True), (0, 1), (False, True))
@@ -53,10 +53,10 @@ def test_pool_when_ceil_mode_is_on_then_it_is_float_and_others_are_integers(
         {"ceil_mode": ceil, "padding": padding, "count_include_pad": count}
         for ceil, padding, count in every
     ]
-    artifact = check(Pools(rank, options), torch.randn(2, 3, *[size] * rank))
-    operators = artifact.report.integer_ops
-    assert operators["QLinearAveragePool"] == 4
-    assert artifact.report.float_ops["AveragePool"] == 4
+    report = check(Pools(rank, options), torch.randn(2, 3, *[size] * rank)).report
+    assert report.integer_ops["QLinearAveragePool"] == 4
+    # At 9 `ceil_mode` adds no window: pools with it and without are one.
+    assert report.float_ops.get("AveragePool", 0) == (4 if size == 10 else 0)
 
 
 @pytest.mark.parametrize("size", [9, 10])
@@ -68,7 +68,7 @@ def test_pool_when_it_has_a_divisor_then_its_sums_are_divided_by_that(rank: int,
     ]
     model, image = Pools(rank, options), torch.randn(2, 3, *[size] * rank)
     artifact = check(model, image)
-    assert artifact.report.float_ops["AveragePool"] == 4
+    assert artifact.report.float_ops["AveragePool"] == (4 if size == 10 else 2)
     for expected, found in zip(model(image), artifact.run(image), strict=True):
         assert found.shape == expected.shape
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()
@@ -117,6 +117,6 @@ def test_pool_when_a_dynamic_size_may_leave_a_window_out_then_error_says_so() ->
         def forward(self, image: Tensor) -> Tensor:
             return nn.functional.avg_pool2d(self.conv(image), 2, 3, 1, ceil_mode=True)
 
-    sizes = {"image": {2: 3 * torch.export.Dim("third", min=2, max=16)}}
+    sizes = {"image": {2: 2 * torch.export.Dim("half", min=2, max=16)}}
     with pytest.raises(UnsupportedError, match="windows that may start behind the tensor"):
         check(Pool(), torch.randn(2, 3, 12, 12), sizes)

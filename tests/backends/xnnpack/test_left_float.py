@@ -12,7 +12,7 @@ from pt2e_quant.backends.target.float_retries import Fallback, mark_fallback
 from pt2e_quant.backends.xnnpack import partition
 from pt2e_quant.backends.xnnpack import partition as delegate_limits
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes import refloat
+from pt2e_quant.backends.xnnpack.passes import delegated_functions, refloat
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
@@ -81,14 +81,14 @@ def test_operator_when_the_check_convicts_its_integers_then_float_in_the_delegat
 
 
 class Scaled(nn.Module):
-    """A SELU, whose scale the delegate leaves out, behind a convolution."""
+    """An ELU with a scale, which the delegate leaves out, behind a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.selu(self.conv(x))
+        return torch.ops.aten.elu(self.conv(x), 1.0, 2.0)
 
 
 def test_operator_when_its_float_form_is_wrong_too_then_outside_of_the_delegate(
@@ -98,8 +98,15 @@ def test_operator_when_its_float_form_is_wrong_too_then_outside_of_the_delegate(
     x = 4 * make_noise((2, 3, 8, 8))
     artifact = quantized(Scaled(), x)
     (region,) = artifact.report.float_regions
-    assert (region.node, region.what) == ("selu", "runs in float, with plain operators")
+    assert (region.node, region.what) == ("elu", "runs in float, with plain operators")
     assert artifact.contents().kernels["aten.elu"] == 1
+
+
+def test_function_when_its_form_is_wrong_then_outside_of_the_delegate(monkeypatch, make_noise):
+    monkeypatch.setitem(delegated_functions._FORMS, "aten.mish.default", torch.tanh)
+    artifact = quantized(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish()), make_noise((2, 3, 8, 8)))
+    (region,) = artifact.report.float_regions
+    assert (region.node, region.what) == ("mish", "runs in float, with plain operators")
 
 
 def test_operator_when_leaving_it_does_not_help_then_the_first_refusal(monkeypatch, make_noise):

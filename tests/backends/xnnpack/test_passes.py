@@ -11,9 +11,9 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
+from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.passes.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.policy import POLICY

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
+from pt2e_quant.passes.cleanup.remove_identities import broadcast_expanded, remove_noop_expand
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 
@@ -38,3 +38,31 @@ def test_expand_when_sizes_are_symbolic_then_removed_only_if_equal(program):
     p = program(Dynamic(), (X, X + 1), ({0: rows}, {0: other})).apply(remove_noop_expand)
     assert p.targets()["aten.expand.default"] == 1
     p.matches((torch.randn(5, 3), torch.randn(7, 3)))
+
+
+class Broadcasts(nn.Module):
+    def forward(self, x, y):
+        row = x.sum(0, keepdim=True)
+        scaled = x / row.expand_as(x)
+        same = row.expand(2, 3) * row.expand(2, 3)
+        longer = x + y.expand(4, 2, 3)
+        return scaled, same, longer, torch.add(row.expand(2, 3), x, alpha=2)
+
+
+def test_expand_when_read_beside_a_larger_operand_then_broadcast(program):
+    p = program(Broadcasts(), (X, X + 1)).apply(broadcast_expanded)
+    p.shows(
+        """
+        x: f32[2, 3] = input
+        y: f32[2, 3] = input
+        sum: f32[1, 3] = sum(x, [0], keepdim=True)
+        div: f32[2, 3] = div(x, sum)
+        expand: f32[2, 3] = expand(sum, [2, 3])
+        mul: f32[2, 3] = mul(sum, expand)
+        expand_1: f32[4, 2, 3] = expand(y, [4, 2, 3])
+        add: f32[4, 2, 3] = add(x, expand_1)
+        add_1: f32[2, 3] = add(sum, x, alpha=2)
+        return (div, mul, add, add_1)
+        """
+    )
+    p.matches(rtol=0, atol=0)

@@ -1,0 +1,115 @@
+"""How long does a `.pte` take for float functions, beside the float file of ExecuTorch?
+
+    python -m benchmarks.delegated_functions [--functions mish bicubic] [--rounds 15]
+
+Each function stands between a convolution and a product, of one image [1, 48, 64, 64]. Both files
+are called in turn, one thread: ours (recipe `int8`, the function in float) and the float model as
+ExecuTorch's XNNPACK partitioner takes it. `bare` is our file without the function. A row names the
+operators that run outside of the delegate.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from benchmarks.peers import executorch_float
+from benchmarks.results import write_results
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "log_sigmoid": F.logsigmoid,
+    "celu": F.celu,
+    "selu": F.selu,
+    "cube": lambda x: x**3,
+    "reciprocal": lambda x: (x.abs() + 0.1).reciprocal(),
+    "softmax of channels": lambda x: x.softmax(1),
+    "normalize channels": lambda x: F.normalize(x, dim=1),
+    "normalize rows": lambda x: F.normalize(x, dim=-1),
+    "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+    "adaptive_avg_pool2d to 3": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "avg_pool2d, 2, ceil_mode": lambda x: F.avg_pool2d(x, 2, ceil_mode=True),
+    "avg_pool2d, 3, padded, ceil_mode": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "avg_pool1d": lambda x: F.avg_pool1d(x.flatten(2), 4),
+    "max_pool1d": lambda x: F.max_pool1d(x.flatten(2), 4),
+    "product with what was expanded": lambda x: x * x.mean((2, 3), keepdim=True).expand_as(x),
+}
+
+
+class Behind(nn.Module):
+    """A function behind a convolution."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(48, 48, 1), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run both, and double the result."""
+        return self.function(self.conv(x)) * 2.0
+
+
+def ours(function: Callable[[Tensor], Tensor], x: Tensor) -> pq.Artifact:
+    """Our file."""
+    torch.manual_seed(0)
+    model = Behind(function).eval()
+    return pq.quantize(
+        model, (x,), calibration_data=[(x,)], backend="xnnpack", effort="fast", progress=False
+    )
+
+
+def in_turn(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Median microseconds of each call."""
+    times: list[list[float]] = [[] for _ in calls]
+    for round_ in range(rounds + 1):
+        for own, call in zip(times, calls, strict=True):
+            start = perf_counter()
+            call()
+            if round_:  # the first is to warm up
+                own.append(perf_counter() - start)
+    return [median(own) * 1e6 for own in times]
+
+
+def measure(name: str, rounds: int) -> dict[str, object]:
+    """One row: microseconds of the two files and of what stands around the function."""
+    x = torch.randn(1, 48, 64, 64, generator=torch.Generator().manual_seed(0))
+    made, bare = ours(FUNCTIONS[name], x), ours(lambda y: y, x)
+    torch.manual_seed(0)
+    peer = executorch_float(Behind(FUNCTIONS[name]).eval(), (x,))
+    calls: list[Callable[[], object]] = [
+        lambda: made.run(x), peer.bind(x), lambda: bare.run(x)
+    ]  # fmt: skip
+    own, theirs, around = in_turn(calls, rounds)
+    return {
+        "function": name,
+        "ours_us": round(own),
+        "executorch_float_us": round(theirs),
+        "bare_us": round(around),
+        "times_as_fast": round(theirs / own, 1),
+        "outside": sorted(made.contents().overloads),
+    }
+
+
+def main() -> None:
+    """Measure the functions that are asked for and keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--functions", nargs="*", choices=FUNCTIONS, default=list(FUNCTIONS))
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in given.functions:
+        row = measure(name, given.rounds)
+        print(row, flush=True)
+        write_results("delegated_functions", [row], ("function",))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")  # others' own
+    with torch.no_grad():
+        main()
