@@ -3,22 +3,21 @@
     python -m benchmarks.delegated_functions [--functions mish bicubic] [--rounds 15]
 
 Each function stands between a convolution and a product, of one image [1, 48, 64, 64]. Both files
-are called in turn, one thread: ours (recipe `int8`, the function in float) and the float model as
-ExecuTorch's XNNPACK partitioner takes it. `bare` is our file without the function. A row names the
-operators that run outside of the delegate.
+are called in shuffled rounds, one thread: ours (recipe `int8`, the function in float) and the float
+model as ExecuTorch's XNNPACK partitioner takes it. `bare` is our file without the function. A row
+names the operators that run outside of the delegate.
 """
 
 import argparse
 import warnings
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from benchmarks.measure import interleave
 from benchmarks.peers import executorch_float
 from benchmarks.results import write_results
 
@@ -64,28 +63,17 @@ def ours(function: Callable[[Tensor], Tensor], x: Tensor) -> pq.Artifact:
     )
 
 
-def in_turn(calls: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Median microseconds of each call."""
-    times: list[list[float]] = [[] for _ in calls]
-    for round_ in range(rounds + 1):
-        for own, call in zip(times, calls, strict=True):
-            start = perf_counter()
-            call()
-            if round_:  # the first is to warm up
-                own.append(perf_counter() - start)
-    return [median(own) * 1e6 for own in times]
-
-
 def measure(name: str, rounds: int) -> dict[str, object]:
     """One row: microseconds of the two files and of what stands around the function."""
     x = torch.randn(1, 48, 64, 64, generator=torch.Generator().manual_seed(0))
     made, bare = ours(FUNCTIONS[name], x), ours(lambda y: y, x)
     torch.manual_seed(0)
     peer = executorch_float(Behind(FUNCTIONS[name]).eval(), (x,))
-    calls: list[Callable[[], object]] = [
-        lambda: made.run(x), peer.bind(x), lambda: bare.run(x)
-    ]  # fmt: skip
-    own, theirs, around = in_turn(calls, rounds)
+    found = interleave(
+        {"ours": lambda: made.run(x), "theirs": peer.bind(x), "bare": lambda: bare.run(x)},
+        rounds=rounds,
+    )
+    own, theirs, around = (found[key].median_ms * 1e3 for key in ("ours", "theirs", "bare"))
     return {
         "function": name,
         "ours_us": round(own),

@@ -154,8 +154,8 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         drop_value_checks,
         unpack_weights,
         write_complex(has_complex_kernel),
-        # Checks and writes are effects, which ExecuTorch cannot take later.
-        # A layer norm too where ExecuTorch's kernel was too far from the graph.
+        # Checks and writes are effects, which ExecuTorch cannot take later. Layer norms are written
+        # where its kernel was too far from the graph.
         write_canonical(
             FUNCTIONS.keys() - EARLY.keys(), lambda n: is_call(n, LAYER_NORM) and is_left_plain(n)
         ),

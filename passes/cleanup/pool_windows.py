@@ -37,10 +37,9 @@ _ADAPTIVE: dict[Any, Any] = {
 }
 
 
-def rounded_down(node: Node) -> list[Any]:
+def _rounded_down(node: Node) -> list[Any]:
     """The spatial sizes that a pool would give without `ceil_mode`."""
-    given = arguments(node)
-    axes = len(each_axis(given["kernel_size"], _axes(node)))
+    given, axes = arguments(node), _axes(node)
     sizes = node.all_input_nodes[0].meta["val"].shape[-axes:]
     kernel, padding = (each_axis(given[name], axes) for name in ("kernel_size", "padding"))
     stride = each_axis(given["stride"] or kernel, axes)
@@ -50,6 +49,7 @@ def rounded_down(node: Node) -> list[Any]:
 
 
 def _axes(node: Node) -> int:
+    """How many axes a pool has, by its name: `aten.avg_pool2d.default` has two."""
     name = str(node.target).split(".")[1]
     return int(name[-2])
 
@@ -61,7 +61,7 @@ def _round_down(m: Match, editor: Editor) -> Node | Skip:
         return Skip("it rounds down")
     sizes = pool.meta["val"].shape[-_axes(pool) :]
     if not all(
-        statically_known_true(a == b) for a, b in zip(sizes, rounded_down(pool), strict=True)
+        statically_known_true(a == b) for a, b in zip(sizes, _rounded_down(pool), strict=True)
     ):
         return Skip("its last windows reach over the end")
     given |= {"ceil_mode": False, next(iter(given)): m["x"]}

@@ -79,9 +79,13 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return elu(x, alpha, 1.0, 1.0 / alpha)
 
 
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+"""The constants of self-normalizing networks (arXiv 1706.02515)."""
+
+
 def selu(x: Tensor) -> Tensor:
-    """An elu with the constants of self-normalizing networks (arXiv 1706.02515)."""
-    return elu(x, 1.6732632423543772, 1.0507009873554805)
+    """An elu with the constants of self-normalizing networks."""
+    return elu(x, SELU_ALPHA, SELU_SCALE)
 
 
 def log_softmax_of_float64(x: Tensor, dim: int, half_to_float: bool) -> Tensor:

@@ -1,8 +1,8 @@
 """Average pools in the forms that the delegate has.
 
 It averages floats over windows that leave out the padding, and has no average pools in integers:
-what is asked in another way is computed element by element by ExecuTorch's kernel, which takes 30
-times as long at 2x2 and 300 times at 3x3.
+what is asked in another way is computed element by element by ExecuTorch's kernel
+(`benchmarks/delegated_functions.py` has the times).
 """
 
 from collections.abc import Sequence

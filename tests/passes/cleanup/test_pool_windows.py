@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.export import Dim
 
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
+from tests.call_function import Call
 
 aten = torch.ops.aten
 POOLS = {
@@ -20,15 +20,6 @@ POOLS = {
     (2, "avg"): F.avg_pool2d,
     (3, "avg"): F.avg_pool3d,
 }
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def noise(*shape):

@@ -12,15 +12,7 @@ from pt2e_quant.passes.cleanup.join_and_split import (
     split_as_slices,
     unbind_as_selects,
 )
-
-
-class Call(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
+from tests.call_function import Call
 
 
 def captured(function: Any, x: Tensor, **kwargs: Any) -> Any:

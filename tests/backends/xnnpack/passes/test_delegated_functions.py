@@ -10,6 +10,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
 from tests.backends.call_saved import Saved, call_saved
+from tests.call_function import Call
 
 FUNCTIONS = {
     "softplus": F.softplus,
@@ -38,15 +39,6 @@ OUTSIDE = {"aten::sum.IntList_out", "aten::slice_copy.Tensor_out"}
 
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class Functions(nn.Module):

@@ -13,6 +13,7 @@ from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import average_in_dele
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
 from tests.backends.call_saved import Saved, call_saved
+from tests.call_function import Call
 
 POOLS = {
     "counts_padding": lambda x: F.avg_pool2d(x, 3, 2, 1),
@@ -71,15 +72,6 @@ def test_pools_when_lowered_then_in_the_delegate_at_each_batch(tmp_path, in_floa
         torch.testing.assert_close(elsewhere, found, rtol=0, atol=0)
         for name, expected, made in zip(POOLS, model(*x), found, strict=True):
             assert pq.sqnr_db([expected], [made]) > 30, name
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 @settings(max_examples=80, deadline=None)
