@@ -236,6 +236,7 @@ def write_functions(
             written = [n for n, function in calls if write_out(body.gm, n, function)]
             notes += [Note(node.name, f"{node.target} is written out") for node in written]
             if written:
+                body.gm.graph.eliminate_dead_code()
                 recompile(body.gm)
         return PassResult(bool(notes), tuple(notes))
 
@@ -253,7 +254,8 @@ def write_out(
     """Put what a function traces to in a node's place.
 
     Args:
-        gm: the node's graph module, to be recompiled.
+        gm: the node's graph module. Its dead code is to be eliminated and it is to be recompiled,
+            once for all calls.
         node: a call.
         function: what it is called as instead.
         operator: what to call in place of an ATen overload.
@@ -283,7 +285,6 @@ def write_out(
     if results is None:
         return False
     _replace(node, results)
-    gm.graph.eliminate_dead_code()
     return True
 
 

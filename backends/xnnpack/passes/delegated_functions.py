@@ -177,6 +177,7 @@ def functions_in_delegate(gm: GraphModule) -> PassResult:
     calls = [n for n in gm.graph.nodes if str(n.target) in _FORMS and _is_float32(n) and _fits(n)]
     written = [n for n in calls if write_out(gm, n, _FORMS[str(n.target)], is_canonical=True)]
     if written:
+        gm.graph.eliminate_dead_code()
         recompile(gm)
     notes = (Note(n.name, f"{n.target} is written for the delegate") for n in written)
     return PassResult(found.changed or bool(written), (*found.notes, *notes))

@@ -184,6 +184,7 @@ def write_functions(gm: GraphModule) -> EdgeResult:
         wanted = _WRITTEN.keys() - {*_KERNELS}
         calls = [n for n, name in names.items() if name in wanted]
         if any([write_out(body, n, _WRITTEN[names[n]], _edge) for n in calls]):
+            body.graph.eliminate_dead_code()
             body.recompile()
             changed = True
     if not changed:

@@ -49,6 +49,7 @@ def volumes_as_images(gm: GraphModule) -> PassResult:
     calls = [n for n in gm.graph.nodes if str(n.target) in _WRITTEN]
     written = [n for n in calls if write_out(gm, n, _WRITTEN[str(n.target)], is_canonical=True)]
     if written:
+        gm.graph.eliminate_dead_code()
         recompile(gm)
     notes = (Note(n.name, f"{n.target} is written with operators of images") for n in written)
     return PassResult(bool(written), tuple(notes))
