@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cube": lambda x: x**3,
     "reciprocal": lambda x: (x.abs() + 0.1).reciprocal(),
     "softmax of channels": lambda x: x.softmax(1),
+    "log_softmax of channels": lambda x: x.log_softmax(1),
     "normalize channels": lambda x: F.normalize(x, dim=1),
     "normalize rows": lambda x: F.normalize(x, dim=-1),
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
@@ -38,6 +39,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg_pool2d, 3, padded, ceil_mode": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
     "avg_pool1d": lambda x: F.avg_pool1d(x.flatten(2), 4),
     "max_pool1d": lambda x: F.max_pool1d(x.flatten(2), 4),
+    "group_norm, 8 groups": lambda x: F.group_norm(x, 8),
+    "instance_norm": F.instance_norm,
+    "layer_norm of channels": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (48,)).permute(
+        0, 3, 1, 2
+    ),
+    "layer_norm of 3072 rows of 64": lambda x: F.layer_norm(x, (64,)),
+    "pad 1, reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "pad 3, replicate": lambda x: F.pad(x, (3, 3, 3, 3), mode="replicate"),
     "product with what was expanded": lambda x: x * x.mean((2, 3), keepdim=True).expand_as(x),
 }
 

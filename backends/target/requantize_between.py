@@ -1,5 +1,7 @@
 """q/dq between two operators that one quantized operator is written as."""
 
+from typing import Any
+
 from torch.fx import Node
 
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
@@ -27,3 +29,9 @@ def between(editor: Editor, made: Node, anchor: Node) -> Node:
     qparams = quantize.args[1:]
     stored = editor.call(QuantizePerTensor, made, *qparams, like=anchor)
     return editor.call(DequantizePerTensor, stored, *qparams, like=anchor)
+
+
+def own_dequantize(editor: Editor, x: Node) -> Node:
+    """A copy of a dequantize, which has one reader; any other node itself."""
+    kwargs: Any = x.kwargs
+    return editor.call(x.target, *x.args, like=x, **kwargs) if is_dequantize(x) else x

@@ -7,8 +7,12 @@ from torch.fx import Node
 
 from pt2e_quant.graph.conditions import rank_of
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import argument, each_axis
+from pt2e_quant.graph.ops import argument, aten, each_axis
 from pt2e_quant.graph.pattern import Match
+
+_EDGES = ("reflect", "replicate", "circular")
+_WIDEST_EDGE = 8
+"""Each row of an edge is a slice."""
 
 
 def _is_dynamic(node: Node) -> bool:
@@ -45,8 +49,10 @@ def _window_is_whole(m: Match) -> bool:
     )
 
 
-def _pads_with_zero(m: Match) -> bool:
+def _pads_in_integers(m: Match) -> bool:
     op = m.nodes["op"]
+    if pads_by_slices(op):
+        return True
     mode = argument(op, "mode") if "mode" in _names(op) else "constant"
     pads = argument(op, "pad")
     return (
@@ -54,6 +60,16 @@ def _pads_with_zero(m: Match) -> bool:
         and argument(op, "value") in (None, 0, 0.0)
         and all(isinstance(p, int) and p >= 0 for p in pads)
     )
+
+
+def pads_by_slices(pad: Node) -> bool:
+    """True for a pad with values of its input that is few slices of known sizes, joined."""
+    if pad.target is not aten.pad.default or argument(pad, "mode") not in _EDGES:
+        return False
+    pads, x = argument(pad, "pad"), pad.all_input_nodes[0].meta["val"]
+    if not all(isinstance(size, int) for size in (*pads, *x.shape)):
+        return False
+    return bool(0 <= min(pads) and max(pads) <= _WIDEST_EDGE)
 
 
 def _names(node: Node) -> set[str]:
@@ -106,5 +122,8 @@ ONE_DYNAMIC_SIZE = Constraint(
     text="at most one dynamic size",
     holds=lambda m: sum(not isinstance(s, int) for s in m.anchor.meta["val"].shape) <= 1,
 )
-PADS_WITH_ZERO = Constraint(text="constant padding with 0", holds=_pads_with_zero)
+PADS_IN_INTEGERS = Constraint(
+    text=f"padding with 0, or up to {_WIDEST_EDGE} values of the input on a side, of known sizes",
+    holds=_pads_in_integers,
+)
 TANH_IS_EXACT = Constraint(text="approximate='none'", holds=_plain_gelu)

@@ -54,6 +54,7 @@ from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     remove_noop_copies,
     write_size_arithmetic,
 )
+from pt2e_quant.backends.xnnpack.passes.edges import edges_as_slices
 from pt2e_quant.backends.xnnpack.passes.embeddings import (
     LINKED_KERNELS,
     embed_bytes,
@@ -183,6 +184,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unbind_as_selects,
         crop_negative_pads,
         requantize_behind_moves,
+        edges_as_slices,
         requantize_before_joins,
         select_nearest,
         clip_before_pools,

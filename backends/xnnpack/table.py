@@ -7,7 +7,7 @@ sizes, with static and with dynamic shapes, and reads the delegate's contents.
 from pt2e_quant.backends.xnnpack.conditions import (
     NO_CEIL_IF_DYNAMIC,
     ONE_DYNAMIC_SIZE,
-    PADS_WITH_ZERO,
+    PADS_IN_INTEGERS,
     STRIDE_FITS_KERNEL,
     TANH_IS_EXACT,
     WINDOW_IS_WHOLE,
@@ -179,7 +179,7 @@ _MOVES = (
         note=f"two or more dynamic sizes: {_OUTSIDE}",
     ),
     _moves("permute", ops.PERMUTE, "StaticTranspose"),
-    _moves("pad", ops.PAD, "StaticConstantPad", PADS_WITH_ZERO),
+    _moves("pad", ops.PAD, "StaticConstantPad; StaticSlice, Concatenate", PADS_IN_INTEGERS),
     _moves("expand", ops.EXPAND, _OUTSIDE),
     _moves("flip", (aten.flip.default,), _OUTSIDE),
     _moves("repeat", (aten.repeat.default,), _OUTSIDE),

@@ -35,6 +35,7 @@ _LAYERS: Overloads = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
 class _Cone:
     """A folded node with everything it is computed from."""
 
+    known: ConstantValues
     nodes: set[Node] = field(default_factory=set)
     sources: list[Node] = field(default_factory=list)
 
@@ -47,7 +48,7 @@ class _Cone:
             self.nodes.add(node)
             if node.op == "get_attr":
                 self.sources.append(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(self.known.inputs(node))
         return self
 
     def freed(self) -> list[Node]:
@@ -68,19 +69,31 @@ class _Folder:
         self.keys: dict[Node, str] = {}
         self.same: dict[str, Node] = {}
         self.constants: dict[str, Node] = {}
+        self.folded: list[Node] = []
         self.notes: list[Note] = []
 
     def run(self, is_wanted: Callable[[Node], bool]) -> PassResult:
         for node in list(self.gm.graph.nodes):
             is_computed = node.op == "call_function" and node in self.foldable
+            is_computed = is_computed and not self.known.is_plain_fill(node)
             if is_computed and isinstance(node.meta["val"], Tensor) and is_wanted(node):
                 self._fold(node)
+        self._erase_written()
         return PassResult(changed=self.editor.finish(), notes=tuple(self.notes))
 
+    def _erase_written(self) -> None:
+        """Erase tensors that were made and written for what is folded now."""
+        if self.known.written:
+            self.editor.erase_dead(self.folded)
+        for nodes in self.known.written.values():
+            if all(user in nodes for node in nodes for user in node.users):
+                self.editor.discard(nodes)
+
     def _fold(self, node: Node) -> None:
+        self.folded.append(node)
         key = self._key(node)
         if key not in self.constants:
-            cone = _Cone().grow(node)
+            cone = _Cone(self.known).grow(node)
             size = _bytes([node.meta["val"]])
             freed = cone.freed()
             growth = size - _bytes(n.meta["val"] for n in freed)
@@ -112,7 +125,7 @@ class _Folder:
         """The storages that the module holds, which a new constant must not share."""
         return {
             attribute(self.gm, str(s.target)).untyped_storage().data_ptr()
-            for s in _Cone().grow(node).sources
+            for s in _Cone(self.known).grow(node).sources
         }
 
     def _name(self, node: Node, reader: Node) -> str:
@@ -127,6 +140,8 @@ class _Folder:
         if node not in self.keys:
             if node.op == "get_attr":
                 self.keys[node] = str(node.target)
+            elif self.known.has_own_value(node):
+                self.keys[node] = node.name
             else:
                 args = map_arg(node.args, self._first_equal)
                 kwargs = map_arg(node.kwargs, self._first_equal)

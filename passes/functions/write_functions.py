@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, without_guards
-from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.graph.ops import aten, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.passes.functions import (
@@ -193,6 +193,8 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
 """Every function, by operator with its overload."""
 
 
+_FILLED = (aten.full.default,)
+"""What `torch.full`, `torch.ones` and `torch.zeros` are traced to."""
 _LEAVES = {
     form: _MATRICES[str(form)]
     for form in _overloads(name.split(".")[1] for name in _MATRICES)
@@ -355,9 +357,13 @@ def trace_before(
 def _folded(gm: GraphModule, node: Node) -> Node:
     """The constant that a node gives; the node itself if it is none."""
     value = constant_of(gm, node)
-    if value is None:
+    if value is not None:
+        name = f"{node.all_input_nodes[0].target}_{node.name}"
+    elif is_call(node, _FILLED) and not node.all_input_nodes:
+        value, name = torch.full(*node.args[:2]), node.name  # type: ignore[arg-type]
+        value = value.to(node.meta["val"].dtype)
+    else:
         return node
-    name = f"{node.all_input_nodes[0].target}_{node.name}"
     return Editor(gm).constant(name, value.contiguous(), like=node)
 
 

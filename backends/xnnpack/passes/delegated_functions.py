@@ -14,6 +14,11 @@ from torch.nn import functional
 
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.backends.target.float_retries import is_left_plain
+from pt2e_quant.backends.xnnpack.passes.delegated_norms import (
+    NORMS,
+    is_faster_written,
+    norm_of_channels,
+)
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import ADAPTIVE_AVG_POOL2D, arguments, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
@@ -76,6 +81,19 @@ def _norm(
 
 def _softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return x.transpose(dim, -1).softmax(-1).transpose(dim, -1).contiguous()
+
+
+def _log_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """Less the logarithm of the sum, which is the mean of x - log(share) weighted by the shares.
+
+    These are all equal; shares of 0, and minus infinity, have no weight.
+    """
+    is_last = dim % x.dim() == x.dim() - 1
+    rows = x if is_last else x.transpose(dim, -1)
+    shares = rows.softmax(-1)
+    logs = rows.clamp(min=-1e30) - shares.clamp(min=1e-30).log()
+    y = rows - (shares * logs).mean(-1, keepdim=True) * rows.shape[-1]
+    return y if is_last else y.transpose(dim, -1).contiguous()
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
@@ -150,13 +168,16 @@ _RULES = tuple(
     for name, overloads, build in (
         ("bicubic", (aten.upsample_bicubic2d.vec,), _bicubic),
         ("adaptive_avg_pool2d", ADAPTIVE_AVG_POOL2D, _adaptive),
+        ("norm of channels", (aten.layer_norm.default,), norm_of_channels),
         ("reciprocal", (aten.reciprocal.default,), _reciprocal),
     )
 )
 _FORMS: Mapping[str, Callable[..., Tensor]] = {
+    **NORMS,
     "aten.celu.default": _celu,
     "aten.linalg_vector_norm.default": _norm,
     "aten.log_sigmoid.default": _log_sigmoid,
+    "aten.log_softmax.int": _log_softmax,
     "aten.mish.default": _mish,
     "aten.pow.Tensor_Scalar": _power,
     "aten.roll.default": _roll,
@@ -190,6 +211,8 @@ def _fits(node: Node) -> bool:
     """
     if is_left_plain(node):
         return False
+    if str(node.target) in NORMS:
+        return is_faster_written(node)
     given, value = arguments(node), node.all_input_nodes[0].meta["val"]
     match str(node.target):
         case "aten.softplus.default":
@@ -200,6 +223,8 @@ def _fits(node: Node) -> bool:
             return given["ord"] == 2 and given["dim"] is not None and given["dtype"] is None
         case "aten.softmax.int":
             return bool(given["dim"] % value.dim() != value.dim() - 1 and given["dtype"] is None)
+        case "aten.log_softmax.int":
+            return isinstance(value.shape[given["dim"]], int) and given["dtype"] is None
         case "aten.roll.default":
             sizes = [value.shape[dim] for dim in given["dims"]]
             return bool(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.backends.target.requantize_between import between
+from pt2e_quant.backends.target.requantize_between import between, own_dequantize
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
-from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.meta import fake_value
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
@@ -263,18 +263,12 @@ def _circular_pad(m: Match, editor: Editor, pads: list[int]) -> Node:
         parts = [x]
         for count, start, stop in ((before, -before, sys.maxsize), (behind, 0, behind)):
             if count:
-                own = _own_dequantize(editor, x)
+                own = own_dequantize(editor, x)
                 part = editor.call(aten.slice.Tensor, own, dim, start, stop, like=m.anchor)
                 parts.insert(0 if start else len(parts), part)
         if len(parts) > 1:
             x = editor.call(aten.cat.default, parts, dim, like=m.anchor)
     return x
-
-
-def _own_dequantize(editor: Editor, x: Node) -> Node:
-    """A copy of a dequantize, which has one reader; any other node itself."""
-    kwargs: Any = x.kwargs
-    return editor.call(x.target, *x.args, like=x, **kwargs) if is_dequantize(x) else x
 
 
 _ZEROS = {

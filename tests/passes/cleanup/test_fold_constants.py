@@ -1,14 +1,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.qdq import DequantizePerTensor
+from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import GROWTH_LIMIT_BYTES, fold_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
 from pt2e_quant.pt2e import disable_observer
+from tests.call_function import Call
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -209,3 +213,67 @@ def test_same_operator_on_its_own_result_when_trained_then_each_is_computed():
     prepared.eval().apply(disable_observer)
     expected = prepared(X)
     assert torch.equal(pq.convert_pt2e(prepared)(X), expected)
+
+
+def shifted_windows(x):
+    """A mask as Swin makes it: areas are numbered, pairs of pixels in different areas masked."""
+    areas = x.new_zeros((4, 4))
+    for number, rows in enumerate((slice(0, -2), slice(-2, -1), slice(-1, None))):
+        areas[rows, 1:] = number
+    areas = areas.reshape(-1)
+    apart = areas.unsqueeze(0) - areas.unsqueeze(1)
+    return apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
+
+
+def test_mask_when_written_into_zeros_then_becomes_a_constant(program):
+    p = program(Call(lambda x: x @ x.mT + shifted_windows(x)), (torch.randn(16, 16),))
+    p.apply(fold_constants, drop_dead_constants)
+    names = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
+    assert sorted(set(names)) == ["aten.add.Tensor", "aten.mT.default", "aten.matmul.default"]
+    p.matches(rtol=0, atol=0).leaves_model_alone().is_idempotent(fold_constants)
+
+
+def test_fill_when_it_has_the_size_of_an_input_then_is_stored_only_as_a_part(program):
+    p = program(Call(lambda x: torch.maximum(x, torch.zeros_like(x) + 0.5)), (X,))
+    p.apply(fold_constants)
+    assert not [n for n in p.gm.graph.nodes if n.target is torch.ops.aten.zeros_like.default]
+    p.matches(rtol=0, atol=0)
+    p = program(Call(lambda x: torch.maximum(x, torch.zeros_like(x))), (X,))
+    p.apply(fold_constants)
+    assert [n for n in p.gm.graph.nodes if n.target is torch.ops.aten.zeros_like.default]
+
+
+STEPS = ("write", "write what was given", "read", "read a part", "view", "join", "add in place")
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=8), st.sampled_from(["zeros", "like", "new"]))
+@settings(max_examples=120, deadline=None)
+def test_tensor_when_written_and_read_in_any_order_then_the_results_stay(steps, kind):
+    def function(x):
+        made = {"zeros": lambda: torch.zeros(3, 4), "like": lambda: torch.ones_like(x)}
+        held = made.get(kind, lambda: x.new_full((3, 4), 2.0))()
+        other, seen = torch.zeros(3, 4), x
+        for number, step in enumerate(steps):
+            match step:
+                case "write":
+                    held[number % 3] = number + 1.0
+                case "write what was given":
+                    held[:, number % 4] = x[:, 0]
+                case "read":
+                    seen = seen + held
+                case "read a part":
+                    seen = seen * (held[1:2] + 1)
+                case "view":
+                    held = held.view(4, 3).view(3, 4)
+                case "join":
+                    other[0] = held[number % 3] + 1
+                    seen = seen - other
+                case "add in place":
+                    held.add_(other + 1)
+        return seen
+
+    gm = torch.export.export(Call(function), (X,)).module()
+    run_passes(gm, (fold_constants,))
+    for x in (X, X.flip(0)):
+        torch.testing.assert_close(gm(x), function(x.clone()), rtol=0, atol=0)
+        torch.testing.assert_close(gm(x), function(x.clone()), rtol=0, atol=0)

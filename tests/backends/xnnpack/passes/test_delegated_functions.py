@@ -25,6 +25,8 @@ FUNCTIONS = {
     "root_of_reciprocal": lambda x: (x.abs() + 0.1) ** -0.5,
     "reciprocal": lambda x: (x.abs() + 0.1).reciprocal(),
     "softmax_of_channels": lambda x: x.softmax(1),
+    "log_softmax_of_channels": lambda x: x.log_softmax(1),
+    "log_softmax_of_rows": lambda x: x.log_softmax(-1),
     "normalized_channels": lambda x: F.normalize(x, dim=1),
     "normalized_rows": lambda x: F.normalize(x, dim=-1),
     "rolled": lambda x: x.roll((2, -3), (2, 3)),
@@ -66,6 +68,18 @@ def test_softplus_when_small_then_its_bits_are_kept():
     gm = torch.export.export(Call(F.softplus), (x,)).module()
     run_passes(gm, (functions_in_delegate,))
     torch.testing.assert_close(gm(x), F.softplus(x, threshold=100), rtol=1e-6, atol=0)
+
+
+def test_log_softmax_when_values_are_hidden_far_or_large_then_precise():
+    x = noise(4, 9)
+    x[0, 2:] = -torch.inf
+    x[1] += 1e4
+    x[2, 3] = 300.0
+    gm = torch.export.export(Call(lambda x: x.log_softmax(-1)), (x,)).module()
+    run_passes(gm, (functions_in_delegate,))
+    exact = x.double().log_softmax(-1).float()
+    torch.testing.assert_close(gm(x), exact, rtol=1e-5, atol=2e-3)
+    torch.testing.assert_close(gm(x)[2:], exact[2:], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize(
