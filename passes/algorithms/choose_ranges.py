@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -44,11 +45,14 @@ LEAST_CALLS = 6
 """Two to set ranges by, two to judge them on, and two to confirm the choice."""
 CAUTIOUS = 1.25
 """By how much a tensor's error must fall for another range, in the more cautious of two choices."""
-LEAST_GAIN_DB = 0.25
+LEAST_GAIN_DB, LEAST_GAIN_IF_ALIKE_DB = 0.25, 0.1
 """By how much the whole model must gain over the observed ranges, on all calls but those that set
-candidates."""
+candidates: by the sum of their noise, or in the mean over calls that are alike."""
 CONFIRMED_DB = 0.1
-"""By how much it must gain on calls that nothing was chosen by."""
+"""By how much it must gain on calls that nothing was chosen by, where calls are not alike."""
+ALIKE = 0.2
+"""Calls are alike if the maxima of a tensor in them deviate by at most so much of their size, in
+the median tensor."""
 
 BEYOND = 0.05
 """The assumed share of calls that exceed the range of calibration."""
@@ -79,7 +83,9 @@ class ChooseRanges(Algorithm):
     the whole model with all that is quantized rounded, weights too, there too with a call that
     exceeds the others. The best two go on to calls that had no part in any of this. What is better
     on all these calls is taken if the model's output comes nearer to the float one on the new calls
-    alone, and the gain on all is more than its standard error.
+    alone, and the gain on all is more than its standard error. Where calls are alike, none of a
+    larger sample will exceed them by much: there the mean of the calls' gains decides, which a few
+    calls tell more surely than the sum of their noise.
 
     Together the steps cost about two runs of the model for each call of calibration, 80 at most; of
     16 or fewer calls up to three.
@@ -267,29 +273,44 @@ class _Chooser:
                 f"0 of {len(self.groups)} activation ranges differ from the observed ones: others "
                 f"were no better on {len(self.judged)} calls"
             )
+        is_alike = self._are_alike()
+        gain = OutputError.gain_in_calls if is_alike else OutputError.sure_gain
         judged = self._whole(tried, self.compared)
-        best = sorted(range(1, len(tried)), key=lambda at: -judged[at].db)[:FINALISTS]
-        tried = [observed, *(tried[at] for at in best)]
-        judged = [judged[0], *(judged[at] for at in best)]
+        order = sorted(range(1, len(tried)), key=lambda at: -gain(judged[at], judged[0], 0.0))
+        best = [0, *order[:FINALISTS]]
+        tried, judged = [tried[at] for at in best], [judged[at] for at in best]
         unseen = self._exact(self.calls.unseen)
         confirming = self._whole(tried, unseen, "confirming ranges")
         both = [a + b for a, b in zip(judged, confirming, strict=True)]
-        at = max(range(1, len(tried)), key=lambda number: both[number].db)
+        taken = [
+            at
+            for at in range(1, len(tried))
+            if (
+                _gains_in_calls(both[at], both[0])
+                if is_alike
+                else _gains(both[at], both[0]) and _confirms(confirming[at], confirming[0])
+            )
+        ]
+        gains = [gain(error, both[0], 0.0) for error in both]
+        at = max(taken or range(1, len(tried)), key=gains.__getitem__)
         before, after = confirming[0], confirming[at]
         changed = sum(name != AS_OBSERVED for name in tried[at].values())
         where = (
             f"on {len(unseen)} calls that had no part in the choice, the quantized model is at "
             f"{after.db:.1f} dB with {changed} other ranges and at {before.db:.1f} dB with the "
-            "observed ones"
+            f"observed ones; the gain on all calls is {gains[at]:.1f} dB"
         )
-        is_gain = both[at].db > both[0].db + LEAST_GAIN_DB
-        is_sure = both[at].sure_gain(both[0]) >= CONFIRMED_DB
-        if not (is_gain and is_sure and after.db >= before.db + CONFIRMED_DB):
+        if not taken:
             return observed, f"ranges are as observed: {where}"
         return tried[at], (
             f"{changed} of {len(self.groups)} activation ranges differ from the observed ones: "
             f"{where}"
         )
+
+    def _are_alike(self) -> bool:
+        """True if the maxima of tensors hardly differ between calls."""
+        spreads = [group.spread(node) for group in self.groups.values() for node in group.maxima]
+        return bool(spreads) and median(spreads) <= ALIKE
 
     def _exact(self, calls: Iterable[Weighted]) -> list[Compared]:
         """Calls with what the float model makes of them."""
@@ -345,6 +366,22 @@ class _Chooser:
     def _rounded(self, node: Node, value: Any) -> Any:
         """A weight, or an activation whose range is not open; biases are as good as exact."""
         return rounded_as_observed(attribute(self.gm, str(node.target)), value)
+
+
+def _gains_in_calls(error: OutputError, observed: OutputError) -> bool:
+    """True if a choice gains beyond chance in the mean over the calls, and loses nothing in all."""
+    is_sure = error.gain_in_calls(observed, errors=1.0) >= 0 and error.db >= observed.db
+    return is_sure and error.gain_in_calls(observed) >= LEAST_GAIN_IF_ALIKE_DB
+
+
+def _gains(error: OutputError, observed: OutputError) -> bool:
+    """True if a choice gains beyond chance on all calls together."""
+    is_gain = error.db > observed.db + LEAST_GAIN_DB
+    return is_gain and error.sure_gain(observed) >= CONFIRMED_DB
+
+
+def _confirms(error: OutputError, observed: OutputError) -> bool:
+    return error.db >= observed.db + CONFIRMED_DB
 
 
 def _is_pure(node: Node) -> bool:

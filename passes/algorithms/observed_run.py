@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log10, sqrt
-from statistics import pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -140,6 +140,22 @@ class OutputError:
         """The signal to noise ratio of all calls together."""
         signal, noise = sum(self.signals), sum(self.noises)
         return 10 * log10(signal / noise) if noise > 0 < signal else inf
+
+    def gain_in_calls(self, other: "OutputError", errors: float = 0.0) -> float:
+        """By how many dB this error of the same calls is less, in the mean over the calls.
+
+        Sums of noise are those of a few calls: of which of two choices is better, the mean of the
+        calls' ratios tells more.
+
+        Args:
+            other: the error of the same calls with another choice.
+            errors: how many standard errors of the mean are taken off.
+        """
+        gains = [
+            10 * log10(max(b, 1e-30) / max(a, 1e-30))
+            for a, b in zip(self.noises, other.noises, strict=True)
+        ]
+        return fmean(gains) - errors * pstdev(gains) / sqrt(max(1, len(gains) - 1))
 
     def sure_gain(self, other: "OutputError", errors: float = 1.0) -> float:
         """By how many dB this error of the same calls is less, minus standard errors of that.

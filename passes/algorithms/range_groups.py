@@ -138,12 +138,14 @@ class RangeGroup:
             if all(_differ(found, other) for other in self.qparams.values()):
                 self.qparams[name], self.ends[name] = found, ends
 
+    def spread(self, node: Node) -> float:
+        """The standard deviation of the logarithms of the calls' maxima at a node."""
+        logs = [log(maximum) for maximum in self.maxima.get(node, ()) if maximum > 0]
+        return statistics.stdev(logs) if len(logs) > 1 else 0.0
+
     def stretch(self, node: Node) -> float:
         """By what factor a call that calibration lacks may exceed the others at a node."""
-        logs = [log(maximum) for maximum in self.maxima.get(node, ()) if maximum > 0]
-        if len(logs) < 2:
-            return 1.0
-        return exp(SPREADS * statistics.stdev(logs))
+        return exp(SPREADS * self.spread(node))
 
     def ranked(self) -> list[str]:
         """The candidates, best first; of equals the observer's own range."""

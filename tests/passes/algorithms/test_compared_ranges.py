@@ -58,3 +58,31 @@ def test_confirmed_when_choices_differ_then_all_calls_that_set_nothing_decide(
     choice, text = chooser.confirmed()
     assert set(choice.values()) == {taken}
     assert text.startswith("ranges are as observed") == (taken == AS_OBSERVED)
+
+
+@pytest.mark.parametrize(
+    ("spread", "noises", "taken"),
+    [
+        (1.05, [5.0, 0.8, 0.8, 0.8], AS_OBSERVED),  # all together lose
+        (1.05, [0.9, 0.9, 1.0, 0.8], SQUARED),  # few gain much, but each call gains
+        (1.05, [0.6, 1.1, 1.1, 1.05], AS_OBSERVED),  # one call makes the gain
+        (2.00, [0.9, 0.9, 1.0, 0.8], SQUARED),
+        (2.00, [0.96, 0.95, 0.96, 0.95], AS_OBSERVED),  # less than 0.25 dB
+        (1.05, [0.96, 0.95, 0.96, 0.95], SQUARED),
+    ],
+)
+def test_confirmed_when_calls_are_alike_then_the_mean_of_their_gains_decides(
+    spread, noises, taken, monkeypatch
+):
+    chooser = _chooser({AS_OBSERVED: 1.0, SQUARED: 0.9})
+    for group in chooser.groups.values():
+        group.maxima = {node: [1.0, spread] for node in group.nodes}
+
+    def whole(choices, compared, text="comparing ranges"):
+        of_name = {AS_OBSERVED: [1.0] * 4, SQUARED: noises}
+        names = [next(iter(choice.values())) for choice in choices]
+        return [OutputError([100.0] * 4, list(of_name[name])) for name in names]
+
+    monkeypatch.setattr(chooser, "_whole", whole)
+    choice, _ = chooser.confirmed()
+    assert set(choice.values()) == {taken}

@@ -110,3 +110,17 @@ def test_output_error_when_values_decide_a_size_and_it_differs_then_the_result_i
     error = OutputError()
     error.add([torch.ones(4), torch.ones(3)], [torch.ones(4), torch.ones(2)], 1.0)
     assert error.db == pytest.approx(10 * log10(7 / 3))
+
+
+def test_gain_in_calls_when_one_call_has_most_noise_then_each_call_counts_alike():
+    before, after = _error([100.0, 1.0, 1.0, 1.0]), _error([120.0, 0.5, 0.5, 0.5])
+    assert after.db < before.db
+    expected = (3 * 10 * log10(2) - 10 * log10(1.2)) / 4
+    assert after.gain_in_calls(before) == pytest.approx(expected)
+
+
+def test_gain_in_calls_when_standard_errors_are_asked_for_then_taken_off():
+    before, after = _error([1.0, 1.0]), _error([0.1, 1.0])
+    assert after.gain_in_calls(before) == pytest.approx(5.0)
+    assert after.gain_in_calls(before, errors=1.0) == pytest.approx(0.0)
+    assert _error([1.0]).gain_in_calls(_error([10.0]), errors=3.0) == pytest.approx(10.0)
