@@ -47,9 +47,9 @@ CAUTIOUS = 1.25
 """By how much a tensor's error must fall for another range, in the more cautious of two choices."""
 LEAST_GAIN_DB, LEAST_GAIN_IF_ALIKE_DB = 0.25, 0.1
 """By how much the whole model must gain over the observed ranges, on all calls but those that set
-candidates: by the sum of their noise, or in the mean over calls that are alike."""
+candidates: by the sum of their noise, or else in the mean over calls that are alike."""
 CONFIRMED_DB = 0.1
-"""By how much it must gain on calls that nothing was chosen by, where calls are not alike."""
+"""By how much it must gain on calls that nothing was chosen by, by the sum of their noise."""
 ALIKE = 0.2
 """Calls are alike if the maxima of a tensor in them deviate by at most so much of their size, in
 the median tensor."""
@@ -84,8 +84,8 @@ class ChooseRanges(Algorithm):
     exceeds the others. The best two go on to calls that had no part in any of this. What is better
     on all these calls is taken if the model's output comes nearer to the float one on the new calls
     alone, and the gain on all is more than its standard error. Where calls are alike, none of a
-    larger sample will exceed them by much: there the mean of the calls' gains decides, which a few
-    calls tell more surely than the sum of their noise.
+    larger sample will exceed them by much: there the mean of the calls' own gains is evidence too,
+    which a few calls tell more surely than the sum of their noise.
 
     Together the steps cost about two runs of the model for each call of calibration, 80 at most; of
     16 or fewer calls up to three.
@@ -274,25 +274,24 @@ class _Chooser:
                 f"were no better on {len(self.judged)} calls"
             )
         is_alike = self._are_alike()
-        gain = OutputError.gain_in_calls if is_alike else OutputError.sure_gain
         judged = self._whole(tried, self.compared)
-        order = sorted(range(1, len(tried)), key=lambda at: -gain(judged[at], judged[0], 0.0))
-        best = [0, *order[:FINALISTS]]
+
+        def gain(at: int) -> float:
+            in_calls = judged[at].gain_in_calls(judged[0]) if is_alike else 0.0
+            return judged[at].sure_gain(judged[0], errors=0.0) + in_calls
+
+        best = [0, *sorted(range(1, len(tried)), key=gain, reverse=True)[:FINALISTS]]
         tried, judged = [tried[at] for at in best], [judged[at] for at in best]
         unseen = self._exact(self.calls.unseen)
         confirming = self._whole(tried, unseen, "confirming ranges")
         both = [a + b for a, b in zip(judged, confirming, strict=True)]
-        taken = [
-            at
-            for at in range(1, len(tried))
-            if (
-                _gains_in_calls(both[at], both[0])
-                if is_alike
-                else _gains(both[at], both[0]) and _confirms(confirming[at], confirming[0])
-            )
-        ]
-        gains = [gain(error, both[0], 0.0) for error in both]
-        at = max(taken or range(1, len(tried)), key=gains.__getitem__)
+        others = range(1, len(tried))
+        gains = [error.db - both[0].db for error in both]
+        taken = [at for at in others if _gains(both, at) and _gains_unseen(confirming, at)]
+        if is_alike and not taken:
+            gains = [error.gain_in_calls(both[0]) for error in both]
+            taken = [at for at in others if _gains_in_calls(both, at)]
+        at = max(taken or others, key=gains.__getitem__)
         before, after = confirming[0], confirming[at]
         changed = sum(name != AS_OBSERVED for name in tried[at].values())
         where = (
@@ -368,20 +367,21 @@ class _Chooser:
         return rounded_as_observed(attribute(self.gm, str(node.target)), value)
 
 
-def _gains_in_calls(error: OutputError, observed: OutputError) -> bool:
-    """True if a choice gains beyond chance in the mean over the calls, and loses nothing in all."""
-    is_sure = error.gain_in_calls(observed, errors=1.0) >= 0 and error.db >= observed.db
-    return is_sure and error.gain_in_calls(observed) >= LEAST_GAIN_IF_ALIKE_DB
+def _gains(errors: Sequence[OutputError], at: int) -> bool:
+    """True if a choice is better than the first beyond chance, by all calls together."""
+    is_gain = errors[at].db > errors[0].db + LEAST_GAIN_DB
+    return is_gain and errors[at].sure_gain(errors[0]) >= CONFIRMED_DB
 
 
-def _gains(error: OutputError, observed: OutputError) -> bool:
-    """True if a choice gains beyond chance on all calls together."""
-    is_gain = error.db > observed.db + LEAST_GAIN_DB
-    return is_gain and error.sure_gain(observed) >= CONFIRMED_DB
+def _gains_unseen(errors: Sequence[OutputError], at: int) -> bool:
+    return errors[at].db >= errors[0].db + CONFIRMED_DB
 
 
-def _confirms(error: OutputError, observed: OutputError) -> bool:
-    return error.db >= observed.db + CONFIRMED_DB
+def _gains_in_calls(errors: Sequence[OutputError], at: int) -> bool:
+    """True if a choice gains beyond chance in the mean over calls, and loses nothing in all."""
+    is_sure = errors[at].gain_in_calls(errors[0], errors=1.0) >= 0
+    is_gain = errors[at].gain_in_calls(errors[0]) >= LEAST_GAIN_IF_ALIKE_DB
+    return is_sure and is_gain and errors[at].db >= errors[0].db
 
 
 def _is_pure(node: Node) -> bool:

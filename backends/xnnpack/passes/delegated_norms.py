@@ -90,8 +90,7 @@ def _image(x: Tensor) -> Tensor:
     """[N, C, H, W] of any number of axes behind the channels."""
     if x.dim() == 4:
         return x
-    *_, last = x.shape
-    return x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:-1]), last)
+    return x.reshape(*x.shape[:2], math.prod(x.shape[2:-1]), x.shape[-1])
 
 
 NORMS: Mapping[str, Callable[..., Tensor]] = {

@@ -58,7 +58,7 @@ def _rows(mode: str, size: int, before: int, behind: int) -> tuple[list[_Rows], 
 
 
 def _joined(editor: Editor, pad: Node, x: Node, dim: int, rows: Sequence[_Rows]) -> list[Node]:
-    """One tensor of all slices, or none: what is joined in two steps is not the whole input."""
+    """One tensor of all slices, or none, so that the whole input is copied once."""
     parts = []
     for start, stop in rows:
         own = own_dequantize(editor, x)

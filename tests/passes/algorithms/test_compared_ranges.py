@@ -71,7 +71,7 @@ def test_confirmed_when_choices_differ_then_all_calls_that_set_nothing_decide(
         (1.05, [0.96, 0.95, 0.96, 0.95], SQUARED),
     ],
 )
-def test_confirmed_when_calls_are_alike_then_the_mean_of_their_gains_decides(
+def test_confirmed_when_calls_are_alike_then_the_mean_of_their_gains_is_evidence_too(
     spread, noises, taken, monkeypatch
 ):
     chooser = _chooser({AS_OBSERVED: 1.0, SQUARED: 0.9})
