@@ -22,7 +22,6 @@ from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.target.float_retries import Fallback, is_left_plain
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
-from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, load
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
@@ -60,11 +59,13 @@ from pt2e_quant.backends.xnnpack.passes.embeddings import (
     embed_bytes,
     embed_portable,
 )
+from pt2e_quant.backends.xnnpack.passes.large_kernels import split_large_kernels
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     has_complex_kernel,
     no_out_variant_refused,
     plain_strides,
+    refuse_codes,
     refuse_loops,
     refuse_missing_kernels,
     resizing_loops,
@@ -98,7 +99,6 @@ from pt2e_quant.backends.xnnpack.passes.refloat import (
 from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
 from pt2e_quant.backends.xnnpack.passes.select_nearest import select_nearest
 from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images, volumes_in_integers
-from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
     PlanForDeclared,
     check_planned,
@@ -115,7 +115,7 @@ from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.audit import record_islands
 from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.ops import LAYER_NORM, is_call
-from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
@@ -202,6 +202,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         gather_shared_inputs,
         means_as_products,
         selections_as_products,
+        split_large_kernels,
         drop_dead_constants,
     )
 
@@ -267,17 +268,6 @@ def _emit(job: Job[Options]) -> Draft:
         keeps_weights=bool(slower)
         or any(r.notes for r in records if r.name == refloat_products.name),
     )
-
-
-@graph_pass(needs=(), gives=())
-def refuse_codes(gm: GraphModule) -> PassResult:
-    """Stop at codes that XNNPACK has no kernel for, before a later pass folds them into floats.
-
-    Raises:
-        UnsupportedError: naming the first.
-    """
-    refuse_formats(gm, RECIPES)
-    return PassResult(changed=False)
 
 
 def _bounded(gm: GraphModule, max_sizes: MaxSizes) -> GraphModule:

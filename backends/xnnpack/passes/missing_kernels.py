@@ -22,6 +22,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult as EdgeResult
 
+from pt2e_quant.backends.target.refuse_formats import refuse_formats
+from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_nodes
@@ -47,6 +49,17 @@ _KERNELS = (
 """Functions that are not written out, because ExecuTorch has kernels for them."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
+
+
+@graph_pass(needs=(), gives=())
+def refuse_codes(gm: GraphModule) -> PassResult:
+    """Stop at codes that XNNPACK has no kernel for, before a later pass folds them into floats.
+
+    Raises:
+        UnsupportedError: naming the first.
+    """
+    refuse_formats(gm, RECIPES)
+    return PassResult(changed=False)
 
 
 def refuse_loops(gm: GraphModule) -> None:

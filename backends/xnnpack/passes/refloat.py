@@ -6,6 +6,7 @@ against the form that the partitioner takes, and folded or dropped if it has ano
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from pt2e_quant.backends.xnnpack.passes.kernel_forms import (
     operands,
     why_no_kernel,
 )
+from pt2e_quant.backends.xnnpack.passes.large_kernels import large_kernels
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view_shape
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_no_product
 from pt2e_quant.core.errors import UnsupportedError
@@ -156,7 +158,7 @@ def leave_slower(gm: GraphModule) -> PassResult:
     frees memory twice.
     """
     notes = []
-    for slower in find_slower(gm, "xnnpack", most=_MOST_LEFT):
+    for slower in chain(find_slower(gm, "xnnpack", most=_MOST_LEFT), large_kernels(gm)):
         node = slower.node
         weight = operands(node)[1] if is_call(node, GEMMS) else None
         if is_call(node, _FUNCTIONS):
