@@ -24,10 +24,13 @@ from pt2e_quant.graph.ops import (
     CONV1D,
     CONV_TRANSPOSE1D,
     HARDTANH,
+    IDENTITIES,
     MATMUL,
     MEAN,
     RELU,
+    RESHAPE,
     SLICE,
+    STACK,
     argument,
     aten,
     is_call,
@@ -71,35 +74,40 @@ _WIDEST = 512
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of the last axis of a tensor, negated or not."""
+    """Every n-th value of a range of the last axis of a tensor, negated or not."""
 
     source: Node
-    start: int
-    stop: int
+    values: slice
     sign: float
+
+    def rows(self) -> Tensor:
+        """The rows of a matrix that selects it: float32[values, width]."""
+        return self.sign * torch.eye(self.source.meta["val"].shape[-1])[self.values]
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def selections_as_products(gm: GraphModule) -> PassResult:
-    """Write cat over slices of one tensor's last axis as a linear, where sizes are dynamic.
+    """Write joined slices of one tensor's last axis as a linear: of dynamic sizes, or with a step.
 
-    Rotary embeddings rotate halves so. XNNPACK's slices take no dynamic sizes, and each one left
-    outside cuts the delegate; a small product stays inside. Values are the same to the last bit:
-    each sum has one term that is not 0 (infinities become NaN).
+    Rotary embeddings rotate halves or pairs so. XNNPACK slices neighbours of known sizes alone, and
+    a slice left outside cuts the delegate; a small product stays inside. Values are the same to the
+    last bit: each sum has one term that is not 0 (infinities become NaN).
 
     Before:  cat([neg(slice(x, -1, 16, 32)), slice(x, -1, 0, 16)], -1)
     After:   linear(x, rows), rows [32, 32] of 0, 1 and -1
+
+    Before:  view(stack([neg(slice(x, -1, 1, 32, 2)), slice(x, -1, 0, 32, 2)], -1), [2, 32])
     """
     editor = Editor(gm)
     notes = []
-    for node in [n for n in gm.graph.nodes if is_call(n, CAT)]:
-        parts = _parts(node)
+    for node in [n for n in gm.graph.nodes if is_call(n, CAT + RESHAPE)]:
+        parts = _parts(node) if is_call(node, CAT) else _pairs(node)
         if parts is None:
             continue
         source = parts[0].source
-        width = source.meta["val"].shape[-1]
-        rows = torch.cat([p.sign * torch.eye(width)[p.start : p.stop] for p in parts])
-        weight = editor.constant(f"{node.name}_rows", rows, like=node)
+        rows = [part.rows() for part in parts]
+        matrix = torch.cat(rows) if is_call(node, CAT) else torch.stack(rows, 1).flatten(0, 1)
+        weight = editor.constant(f"{node.name}_rows", matrix, like=node)
         editor.replace(
             node, editor.call(aten.linear.default, source, weight, like=node, before=node)
         )
@@ -109,19 +117,38 @@ def selections_as_products(gm: GraphModule) -> PassResult:
     return PassResult(editor.finish(), tuple(notes))
 
 
-def _parts(node: Node) -> list[_Part] | None:
-    """The parts that a cat joins, if they are parts of one float32 tensor with a dynamic size."""
-    value = node.meta["val"]
-    tensors = argument(node, "tensors")
-    if argument(node, "dim") % value.dim() != value.dim() - 1 or value.dtype is not torch.float32:
+def _pairs(view: Node) -> list[_Part] | None:
+    """The parts that a stack interleaves in front of a view that makes them one axis."""
+    stack = view.all_input_nodes[0]
+    while is_call(stack, IDENTITIES) and len(stack.users) == 1:  # a copy that the view needs
+        stack = stack.all_input_nodes[0]
+    if not is_call(stack, STACK) or len(stack.users) > 1:
+        return None
+    parts = _parts(stack)
+    if parts is None:
+        return None
+    *ahead, _ = parts[0].source.meta["val"].shape
+    *first, width = view.meta["val"].shape
+    counts = [len(part.rows()) for part in parts]
+    return parts if str(first) == str(ahead) and width == sum(counts) else None
+
+
+def _parts(join: Node) -> list[_Part] | None:
+    """The parts of one float32 tensor that a cat or stack joins in the last axis.
+
+    None where the delegate has slices for them.
+    """
+    value, tensors = join.meta["val"], argument(join, "tensors")
+    if argument(join, "dim") % value.dim() != value.dim() - 1 or value.dtype is not torch.float32:
         return None
     parts = [_part(t) for t in tensors]
-    if any(p is None for p in parts):
-        return None
     found = [p for p in parts if p is not None]
+    if len(found) < len(parts):
+        return None
     source = found[0].source
     shape = source.meta["val"].shape
-    if any(p.source is not source for p in found) or all(isinstance(s, int) for s in shape):
+    is_sliced = all(isinstance(s, int) for s in shape) and all(p.values.step == 1 for p in found)
+    if any(p.source is not source for p in found) or is_sliced:
         return None
     return found if shape[-1] <= _WIDEST else None
 
@@ -133,12 +160,13 @@ def _part(node: Node) -> _Part | None:
         inner = node.args[0]
         assert isinstance(inner, Node)
         node, sign = inner, -1.0
-    start, stop = 0, None
+    start, stop, step = 0, None, 1
     if is_call(node, SLICE):
         rank = node.meta["val"].dim()
-        if argument(node, "dim") % rank != rank - 1 or argument(node, "step") != 1:
+        if argument(node, "dim") % rank != rank - 1:
             return None
         start, stop = argument(node, "start") or 0, argument(node, "end")
+        step = argument(node, "step")
         source = node.args[0]
         assert isinstance(source, Node)
         node = source
@@ -147,8 +175,8 @@ def _part(node: Node) -> _Part | None:
         return None
     if not isinstance(start, int) or not (stop is None or isinstance(stop, int)):
         return None
-    first, last, _ = slice(start, stop).indices(value.shape[-1])
-    return _Part(node, first, last, sign) if first < last else None
+    first, last, step = slice(start, stop, step).indices(value.shape[-1])
+    return _Part(node, slice(first, last, step), sign) if first < last else None
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

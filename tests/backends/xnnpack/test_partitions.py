@@ -106,11 +106,27 @@ def test_selection_when_sizes_are_dynamic_then_a_product_equal_to_the_bit(body):
     assert targets(gm) == ["aten.linear.default"]
 
 
+def paired(x):  # type: ignore[no-untyped-def]
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+@pytest.mark.parametrize(
+    "body", [paired, lambda x: torch.cat([x[..., :4], x[..., ::2]], -1)], ids=["pairs", "cat"]
+)
+def test_selection_when_it_has_a_step_then_a_product_equal_to_the_bit(body, dim):  # type: ignore[no-untyped-def]
+    gm = captured(Body(body), torch.randn(2, 5, 24), dim=dim)
+    size = 5 if dim is None else 9
+    assert applied(gm, selections_as_products, torch.randn(2, size, 24), exact=True).changed
+    assert targets(gm) == ["aten.linear.default"]
+
+
 @pytest.mark.parametrize(
     ("body", "dim"),
     [
         (rotated, None),  # static sizes: the delegate slices
-        (lambda x: torch.cat([x[..., :4], x[..., ::2]], -1), 1),
+        (lambda x: torch.stack([x[..., 1::2], x[..., ::2]], -2).flatten(-2), 1),
+        (lambda x: torch.stack([x[..., 1::2], x[..., ::2]], -1).flatten(0, 1), 1),
         (lambda x: torch.cat([x[..., :4], (x + 1)[..., :4]], -1), 1),
         (lambda x: torch.cat([x, x], 0), 1),
     ],
