@@ -286,7 +286,7 @@ class _Chooser:
         confirming = self._whole(tried, unseen, "confirming ranges")
         both = [a + b for a, b in zip(judged, confirming, strict=True)]
         others = range(1, len(tried))
-        gains = [error.db - both[0].db for error in both]
+        gains = [error.sure_gain(both[0], errors=0.0) for error in both]
         taken = [at for at in others if _gains(both, at) and _gains_unseen(confirming, at)]
         if is_alike and not taken:
             gains = [error.gain_in_calls(both[0]) for error in both]
