@@ -37,6 +37,7 @@ from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import (
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
     clip_before_pools,
     crop_negative_pads,
+    edges_as_slices,
     move_integers,
     requantize_before_joins,
     requantize_behind_moves,
@@ -53,7 +54,6 @@ from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     remove_noop_copies,
     write_size_arithmetic,
 )
-from pt2e_quant.backends.xnnpack.passes.edges import edges_as_slices
 from pt2e_quant.backends.xnnpack.passes.embeddings import (
     LINKED_KERNELS,
     embed_bytes,

@@ -75,8 +75,9 @@ class _Folder:
     def run(self, is_wanted: Callable[[Node], bool]) -> PassResult:
         for node in list(self.gm.graph.nodes):
             is_computed = node.op == "call_function" and node in self.foldable
-            is_computed = is_computed and not self.known.is_plain_fill(node)
-            if is_computed and isinstance(node.meta["val"], Tensor) and is_wanted(node):
+            if not is_computed or self.known.is_plain_fill(node):
+                continue
+            if isinstance(node.meta["val"], Tensor) and is_wanted(node):
                 self._fold(node)
         self._erase_written()
         return PassResult(changed=self.editor.finish(), notes=tuple(self.notes))

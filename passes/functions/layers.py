@@ -25,7 +25,8 @@ def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
     return apart * torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
+def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """Multiply by a norm's weight and add its bias, in a shape that broadcasts to x."""
     if weight is not None:
         x = x * weight.reshape(shape)
     return x if bias is None else x + bias.reshape(shape)
@@ -41,7 +42,7 @@ def layer_norm(
 ) -> Tensor:
     """Layer norm over the last dimensions."""
     dims = list(range(-len(normalized_shape), 0))
-    return _affine(_normalized(x, dims, eps), weight, bias, normalized_shape)
+    return affine(_normalized(x, dims, eps), weight, bias, normalized_shape)
 
 
 def batch_norm(
@@ -101,7 +102,7 @@ def _trained(
     if not training or (mean is None and variance is None):
         raise NotImplementedError("which runtimes take")
     dims = [*([] if by_image else [0]), *range(2, x.dim())]
-    y = _affine(_normalized(x, dims, eps), weight, bias, [-1, *[1] * (x.dim() - 2)])
+    y = affine(_normalized(x, dims, eps), weight, bias, [-1, *[1] * (x.dim() - 2)])
     found = (x.mean(dims), torch.var(x, dims, correction=1))
     for running, own in zip((mean, variance), found, strict=True):
         if running is not None:

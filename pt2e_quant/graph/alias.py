@@ -170,10 +170,10 @@ def _region_writes(node: Node) -> Iterator[Node]:
 
 def mutated_roots(graph: Graph) -> frozenset[Node]:
     """The values (inputs, buffers, fresh results) whose storage some node writes."""
-    return frozenset(root for _, root in _writers(graph))
+    return frozenset(root for _, root in writers(graph))
 
 
-def _writers(graph: Graph) -> list[tuple[Node, Node]]:
+def writers(graph: Graph) -> list[tuple[Node, Node]]:
     """Pairs of a writing node and a value whose storage it writes."""
     pairs = [(node, value) for node in graph.nodes for value in writes(node)]
     if not pairs:
@@ -184,7 +184,7 @@ def _writers(graph: Graph) -> list[tuple[Node, Node]]:
 
 def state_writers(graph: Graph) -> frozenset[Node]:
     """The nodes that write a buffer, a constant or an input, also through views."""
-    return frozenset(node for node, root in _writers(graph) if root.op != "call_function")
+    return frozenset(node for node, root in writers(graph) if root.op != "call_function")
 
 
 def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.core.qdq import is_qdq
-from pt2e_quant.graph.alias import roots, subgraph_of, writes
+from pt2e_quant.graph.alias import roots, subgraph_of, writers
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Overloads, aten, is_call, is_getitem
 
@@ -89,7 +89,7 @@ class ConstantValues:
 
     def _of_constants(self, *, through_qdq: bool) -> set[Node]:
         root, found = self._root, set[Node]()
-        last = {root[value]: node for node in self.gm.graph.nodes for value in writes(node)}
+        last = {owner: node for node, owner in writers(self.gm.graph)}
         growing = {owner: dict[Node, None]() for owner in last if owner.op == "call_function"}
         for node in self.gm.graph.nodes:
             owner = root[node]

@@ -49,3 +49,11 @@ def call_saved(files: Sequence[Saved], folder: Path) -> list[list[Any]]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(results, weights_only=False)
+
+
+def call_pte(artifact: Any, calls: Sequence[tuple[Any, ...]], folder: Path) -> list[Any]:
+    """The results of all calls of a `.pte`, saved, and loaded in a process of its own."""
+    path = folder / "artifact.pte"
+    artifact.save(path)
+    (results,) = call_saved([Saved("xnnpack", path, calls)], folder)
+    return results

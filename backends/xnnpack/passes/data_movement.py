@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pt2e_quant.backends.target.float_retries import fallback_of
+from pt2e_quant.backends.target.float_retries import fallback_of, is_left_plain
+from pt2e_quant.backends.target.requantize_between import between, own_dequantize
+from pt2e_quant.backends.xnnpack.conditions import pads_by_slices
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
@@ -197,6 +199,85 @@ def _cropped(editor: Editor, pad: Node, pads: Sequence[Any]) -> Node:
         return x
     stored = editor.call(QuantizePerTensor, x, *read.args[1:], like=pad)
     return editor.call(DequantizePerTensor, stored, *read.args[1:], like=pad)
+
+
+_MOST_JOINED = 5
+"""Tensors that the delegate joins in one operator."""
+_Rows = tuple[int, int]
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def edges_as_slices(gm: GraphModule) -> PassResult:
+    """Write pads that reflect, repeat or continue their input as slices of it, joined.
+
+    ExecuTorch writes them as an index, which it computes element by element outside the delegate;
+    of a circular one torch writes into a tensor of fixed sizes.
+
+    Before:  q(pad(dq(x_q), [1, 1], "reflect"))
+    After:   q(cat([dq(q(slice(dq(x_q), -1, 1, 2))), dq(x_q), dq(q(slice(dq(x_q), -1, -2, -1)))]))
+    """
+    editor = Editor(gm)
+    notes = []
+    for pad in [n for n in gm.graph.nodes if _is_of_slices(n)]:
+        editor.replace(pad, _padded(editor, pad))
+        notes.append(Note(pad.name, "pad -> cat of slices"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _is_of_slices(pad: Node) -> bool:
+    if pad.target is not aten.pad.default:
+        return False
+    if argument(pad, "mode") == "circular":
+        return bool(min(argument(pad, "pad")) >= 0)
+    return pads_by_slices(pad) and not is_left_plain(pad)
+
+
+def _padded(editor: Editor, pad: Node) -> Node:
+    x, pads, mode = pad.all_input_nodes[0], argument(pad, "pad"), argument(pad, "mode")
+    last = x.meta["val"].dim() - 1
+    for at, (before, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        if before or behind:
+            dim = last - at
+            front, back = _rows(mode, x.meta["val"].shape[dim], before, behind)
+            parts = [_joined(editor, pad, x, dim, rows) for rows in (front, back)]
+            editor.discard([x])
+            x = _cat(editor, pad, [*parts[0], own_dequantize(editor, x), *parts[1]], dim)
+            x = _stored(editor, x, pad) if any(pads[2 * at + 2 :]) else x
+    return x
+
+
+def _rows(mode: str, size: int, before: int, behind: int) -> tuple[list[_Rows], list[_Rows]]:
+    """The first row of the input and the one behind the last, of each slice in front and behind."""
+    if mode == "circular":
+        return [(-before, sys.maxsize)] if before else [], [(0, behind)] if behind else []
+    if mode == "replicate":
+        return [(0, 1)] * before, [(size - 1, size)] * behind
+    front, back = range(before, 0, -1), range(size - 2, size - 2 - behind, -1)
+    return [(at, at + 1) for at in front], [(at, at + 1) for at in back]
+
+
+def _joined(editor: Editor, pad: Node, x: Node, dim: int, rows: Sequence[_Rows]) -> list[Node]:
+    """One tensor of all slices, or none, so that the whole input is copied once."""
+    parts = []
+    for start, stop in rows:
+        own = own_dequantize(editor, x)
+        part = editor.call(aten.slice.Tensor, own, dim, start, stop, like=pad)
+        parts.append(_stored(editor, part, pad))
+    while len(parts) > 1:
+        parts = [
+            _stored(editor, _cat(editor, pad, parts[at : at + _MOST_JOINED], dim), pad)
+            for at in range(0, len(parts), _MOST_JOINED)
+        ]
+    return parts
+
+
+def _stored(editor: Editor, made: Node, pad: Node) -> Node:
+    """A part of a pad, in integers where the pad is."""
+    return between(editor, made, pad) if pads_by_slices(pad) else made
+
+
+def _cat(editor: Editor, pad: Node, parts: Sequence[Node], dim: int) -> Node:
+    return editor.call(aten.cat.default, list(parts), dim, like=pad) if len(parts) > 1 else parts[0]
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

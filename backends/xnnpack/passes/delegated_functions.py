@@ -79,21 +79,29 @@ def _norm(
     return (x * x).sum(dim, keepdim).sqrt()
 
 
+def _in_last(function: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Tensor:
+    """A function over the last axis, of another one between two transposes."""
+    if dim % x.dim() == x.dim() - 1:
+        return function(x)
+    return function(x.transpose(dim, -1)).transpose(dim, -1).contiguous()
+
+
 def _softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    return x.transpose(dim, -1).softmax(-1).transpose(dim, -1).contiguous()
+    return _in_last(lambda rows: rows.softmax(-1), x, dim)
 
 
 def _log_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """Less the logarithm of the sum, which is the mean of x - log(share) weighted by the shares.
+    """Subtract the log of the sum, which is the mean of x - log(share) weighted by the shares.
 
     These are all equal; shares of 0, and minus infinity, have no weight.
     """
-    is_last = dim % x.dim() == x.dim() - 1
-    rows = x if is_last else x.transpose(dim, -1)
-    shares = rows.softmax(-1)
-    logs = rows.clamp(min=-1e30) - shares.clamp(min=1e-30).log()
-    y = rows - (shares * logs).mean(-1, keepdim=True) * rows.shape[-1]
-    return y if is_last else y.transpose(dim, -1).contiguous()
+
+    def of_rows(rows: Tensor) -> Tensor:
+        shares = rows.softmax(-1)
+        logs = rows.clamp(min=-1e30) - shares.clamp(min=1e-30).log()
+        return rows - (shares * logs).mean(-1, keepdim=True) * rows.shape[-1]
+
+    return _in_last(of_rows, x, dim)
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:

@@ -19,6 +19,7 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import PERMUTE, arguments, aten, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.rewrite import Skip
+from pt2e_quant.passes.functions.layers import affine
 
 _WIDEST_ROW, _FEWEST_ROWS = 192, 128
 """Of a layer norm over the last axis: wider ones, and fewer rows, take ExecuTorch's kernel no
@@ -82,8 +83,7 @@ def _layer_norm(
 ) -> Tensor:
     apart = x - x.mean(-1, keepdim=True)
     y = apart * torch.rsqrt((apart * apart).mean(-1, keepdim=True) + eps)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    return affine(y, weight, bias, normalized_shape)
 
 
 def _image(x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ NORMS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def norm_of_channels(m: Match, editor: Editor) -> Node | Skip:
-    """A layer norm of images whose channels were moved to the last axis for it, in front of that.
+    """Write a layer norm of channels in front of the move of axes that was made for it.
 
     Before:  permute(layer_norm(permute(x, [0, 2, 3, 1])), [0, 3, 1, 2])
     After:   mul(d, rsqrt(add(conv2d(mul(d, d), 1/C), eps)))    where d = sub(x, conv2d(x, 1/C))

@@ -1,5 +1,6 @@
 """Depthwise convolutions with large kernels, as sums of those that XNNPACK has a kernel for."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from pt2e_quant.backends.target.requantize_between import own_dequantize
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, aten, each_axis, is_call
+from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, aten, each_axis, each_padding, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _MOST_TAPS = 25
@@ -84,10 +85,11 @@ def _plan(conv: Node) -> _Plan | None:
         return None
     splits = [(parts, axis) for axis in range(rank) if (parts := _split(kernel, axis))]
     dilation = each_axis(argument(conv, "dilation"), rank)
-    padding = _padding(argument(conv, "padding"), kernel, dilation)
-    if not splits or padding is None:
+    pads = each_padding(argument(conv, "padding"), kernel, dilation)
+    if not splits or any(before != behind for before, behind in pads):
         return None
     parts, axis = min(splits, key=lambda split: len(split[0]))
+    padding = [before for before, _ in pads]
     if min(padding[axis] - part.first * dilation[axis] for part in parts) < 0:
         return None
     return _Plan(axis=axis, parts=parts, padding=padding, dilation=dilation)
@@ -115,22 +117,10 @@ def _written(editor: Editor, conv: Node, weight: Tensor, plan: _Plan) -> Node:
     return total
 
 
-def _padding(given: Any, kernel: list[int], dilation: list[int]) -> list[int] | None:
-    """The padding of each axis in numbers; None for one that is not the same on both sides."""
-    if given == "valid":
-        return [0] * len(kernel)
-    if given != "same":
-        return each_axis(given, len(kernel))
-    both = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
-    return None if any(pads % 2 for pads in both) else [pads // 2 for pads in both]
-
-
 def _split(kernel: list[int], axis: int) -> list[_Rows]:
     """The parts of a kernel along an axis; none where they would be too large or too many."""
     size = kernel[axis]
-    each = 1
-    for other in kernel[:axis] + kernel[axis + 1 :]:
-        each *= other
+    each = math.prod(kernel) // size
     if size % 2 and (size + 1) // 2 * each <= _MOST_TAPS:
         return [_Rows(0, (size + 1) // 2, 2), _Rows(1, size // 2, 2)]
     if 2 * each > _MOST_TAPS:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.backends.target.requantize_between import between, own_dequantize
+from pt2e_quant.backends.target.requantize_between import between
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.meta import fake_value
@@ -234,8 +234,6 @@ def _pad(m: Match, editor: Editor) -> Node | Skip:
     """A pad that crops as slices and a pad: ExecuTorch's own takes no negative sizes."""
     pads = argument(m.anchor, "pad")
     mode = arguments(m.anchor).get("mode", "constant")
-    if mode == "circular" and min(pads) >= 0:
-        return _circular_pad(m, editor, pads)
     if mode != "constant":
         return Skip("it repeats values of its input")
     if not all(isinstance(p, int) for p in pads) or min(pads) >= 0:
@@ -252,23 +250,6 @@ def _pad(m: Match, editor: Editor) -> Node | Skip:
         return x
     value = argument(m.anchor, "value") or 0
     return editor.call(aten.constant_pad_nd.default, x, added, value, like=m.anchor)
-
-
-def _circular_pad(m: Match, editor: Editor, pads: list[int]) -> Node:
-    """The other end of each dimension joined to it: torch writes into a tensor of fixed sizes."""
-    x: Node = m["x"]
-    for index in range(0, len(pads), 2):
-        dim = x.meta["val"].dim() - 1 - index // 2
-        before, behind = pads[index : index + 2]
-        parts = [x]
-        for count, start, stop in ((before, -before, sys.maxsize), (behind, 0, behind)):
-            if count:
-                own = own_dequantize(editor, x)
-                part = editor.call(aten.slice.Tensor, own, dim, start, stop, like=m.anchor)
-                parts.insert(0 if start else len(parts), part)
-        if len(parts) > 1:
-            x = editor.call(aten.cat.default, parts, dim, like=m.anchor)
-    return x
 
 
 _ZEROS = {

@@ -21,7 +21,7 @@ from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 
 
 class GlobalPool(nn.Module):
@@ -140,8 +140,7 @@ def test_file_when_calls_grow_and_shrink_then_each_is_right(make_noise, tmp_path
     build, recipe, shapes = CASES[what]
     example, calls = calls_of(what, make_noise)
     canonical, artifact = lowered(build(), example, shapes, recipe)
-    artifact.save(tmp_path / "file.pte")
-    found = call_saved([Saved("xnnpack", tmp_path / "file.pte", calls)], tmp_path)[0]
+    found = call_pte(artifact, calls, tmp_path)
     for call, results in zip(calls, found, strict=True):
         wanted = canonical(*call)
         several = isinstance(wanted, list)

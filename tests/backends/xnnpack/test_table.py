@@ -20,7 +20,7 @@ from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import ProgramContents
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.core.qdq import DequantizePerTensor
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 
 Body = Callable[..., Tensor]
 SIZES = ((2, 8, 12, 12), (3, 6, 9, 10))
@@ -307,8 +307,7 @@ def test_rows_when_lowered_then_run_in_integers(  # type: ignore[no-untyped-def]
         for batch in batches
     ]
     if is_dynamic:
-        artifact.save(tmp_path / "rows.pte")
-        found = call_saved([Saved("xnnpack", tmp_path / "rows.pte", calls)], tmp_path)[0]
+        found = call_pte(artifact, calls, tmp_path)
     else:
         found = [artifact.run(*call) for call in calls]
     for call, results in zip(calls, found, strict=True):

@@ -9,7 +9,7 @@ from torch.export import Dim
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 from tests.call_function import Call
 
 FUNCTIONS = {
@@ -121,9 +121,7 @@ def test_functions_when_lowered_then_in_the_delegate_at_each_batch(tmp_path):
     )
     assert artifact.contents().overloads <= OUTSIDE | _bookkeeping(artifact)
     calls = [(noise(n, 3, 7, 9, seed=n),) for n in (1, 5, 2)]
-    path = tmp_path / "functions.pte"
-    artifact.save(path)
-    (again,) = call_saved([Saved("xnnpack", path, calls)], tmp_path)
+    again = call_pte(artifact, calls, tmp_path)
     for x, elsewhere in zip(calls, again, strict=True):
         y, *found = artifact.run(*x)
         torch.testing.assert_close(elsewhere, [y, *found], rtol=0, atol=0)

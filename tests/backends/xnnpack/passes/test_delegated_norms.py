@@ -11,7 +11,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.graph.ops import LAYER_NORM, PERMUTE, is_call
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 from tests.call_function import Call
 
 
@@ -142,9 +142,7 @@ def test_norm_when_lowered_then_in_the_delegate_at_each_size(name, tmp_path):
     overloads = artifact.contents().overloads
     assert all(name.startswith("dim_order_ops") for name in overloads), overloads
     calls = [(noise(*shape, seed=3),) for shape in ((1, 3, 7, 5), (5, 3, 20, 9), (2, 3, 11, 13))]
-    path = tmp_path / "norm.pte"
-    artifact.save(path)
-    (again,) = call_saved([Saved("xnnpack", path, calls)], tmp_path)
+    again = call_pte(artifact, calls, tmp_path)
     for x, elsewhere in zip(calls, again, strict=True):
         y, z, last = artifact.run(*x)
         torch.testing.assert_close(elsewhere, [y, z, last], rtol=0, atol=0)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.export import Dim
 
 import pt2e_quant as pq
-from pt2e_quant.backends.xnnpack.passes.edges import edges_as_slices
+from pt2e_quant.backends.xnnpack.passes.data_movement import edges_as_slices
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 from tests.call_function import Call
 
 MODES = ("reflect", "replicate", "circular")
@@ -77,9 +77,7 @@ def test_pad_when_lowered_then_in_integers_in_the_delegate(axes, tmp_path):
     assert not [r for r in artifact.report.float_regions if "pad" in r.node]
     if axes < 3:  # views between images and volumes are outside
         assert not artifact.contents().overloads
-    path = tmp_path / "padded.pte"
-    artifact.save(path)
-    (again,) = call_saved([Saved("xnnpack", path, data)], tmp_path)
+    again = call_pte(artifact, data, tmp_path)
     for x, elsewhere in zip(data, again, strict=True):
         assert torch.equal(artifact.run(*x), elsewhere)
 

@@ -11,7 +11,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.large_kernels import split_large_kernels
 from pt2e_quant.graph.ops import CONV1D, CONV2D, is_call
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 
 
 def noise(*shape, seed=0):
@@ -123,9 +123,7 @@ def test_kernels_when_lowered_then_right_at_each_batch(tmp_path):
     )
     assert not artifact.contents().overloads
     calls = [(noise(n, 3, 8, 9, seed=n),) for n in (1, 5, 2)]
-    path = tmp_path / "mixer.pte"
-    artifact.save(path)
-    (again,) = call_saved([Saved("xnnpack", path, calls)], tmp_path)
+    again = call_pte(artifact, calls, tmp_path)
     for x, elsewhere in zip(calls, again, strict=True):
         found, exact = artifact.run(*x), model(*x)
         assert torch.equal(found, elsewhere)

@@ -12,7 +12,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import average_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
-from tests.backends.call_saved import Saved, call_saved
+from tests.backends.call_saved import call_pte
 from tests.call_function import Call
 
 POOLS = {
@@ -64,9 +64,7 @@ def test_pools_when_lowered_then_in_the_delegate_at_each_batch(tmp_path, in_floa
     )
     assert not [name for name in artifact.contents().overloads if "pool" in name]
     calls = [(noise(n, 3, 9, 11, seed=n),) for n in (1, 5, 2)]
-    path = tmp_path / "pools.pte"
-    artifact.save(path)
-    (again,) = call_saved([Saved("xnnpack", path, calls)], tmp_path)
+    again = call_pte(artifact, calls, tmp_path)
     for x, elsewhere in zip(calls, again, strict=True):
         found = artifact.run(*x)
         torch.testing.assert_close(elsewhere, found, rtol=0, atol=0)
