@@ -21,9 +21,9 @@ from benchmarks.measure import interleave
 from benchmarks.peers import executorch_float
 from benchmarks.results import write_results
 
-SEVEN, ELEVEN, ROW = (
+FOUR, SEVEN, ELEVEN, ROW = (
     torch.randn(48, 1, *kernel, generator=torch.Generator().manual_seed(1))
-    for kernel in ((7, 7), (11, 11), (31,))
+    for kernel in ((4, 4), (7, 7), (11, 11), (31,))
 )
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
@@ -54,6 +54,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "depthwise conv2d, 7 x 7": lambda x: F.conv2d(x, SEVEN, padding=3, groups=48),
     "depthwise conv2d, 11 x 11": lambda x: F.conv2d(x, ELEVEN, padding=5, groups=48),
     "depthwise conv1d, 31": lambda x: F.conv1d(x.flatten(2), ROW, padding=15, groups=48),
+    "depthwise conv_transpose2d, 4 x 4": lambda x: F.conv_transpose2d(
+        x, FOUR, None, 2, 1, groups=48
+    ),
     "product with what was expanded": lambda x: x * x.mean((2, 3), keepdim=True).expand_as(x),
 }
 

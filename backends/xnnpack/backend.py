@@ -5,7 +5,11 @@ import torch
 from pt2e_quant.backends.target.backend import Backend, Lowers
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
-from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
+from pt2e_quant.backends.xnnpack.passes.simplify import (
+    numbers_as_constants,
+    shuffle_depthwise,
+    simplify_for_table,
+)
 from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
 from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
@@ -36,6 +40,7 @@ BACKEND = Backend(
     transforms=(
         unroll_loops,
         volumes_as_images,
+        shuffle_depthwise,
         split_as_slices,
         unbind_as_selects,
         products_as_linears,

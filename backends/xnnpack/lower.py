@@ -41,6 +41,7 @@ from pt2e_quant.backends.xnnpack.passes.data_movement import (
     move_integers,
     requantize_before_joins,
     requantize_behind_moves,
+    shuffles_as_permutations,
 )
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
@@ -186,6 +187,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         requantize_behind_moves,
         edges_as_slices,
         requantize_before_joins,
+        shuffles_as_permutations,
         select_nearest,
         clip_before_pools,
         pool_by_depthwise,

@@ -183,7 +183,19 @@ _MOVES = (
     _moves("expand", ops.EXPAND, _OUTSIDE),
     _moves("flip", (aten.flip.default,), _OUTSIDE),
     _moves("repeat", (aten.repeat.default,), _OUTSIDE),
-    _moves("pixel_shuffle", (aten.pixel_shuffle.default,), _OUTSIDE),
+    *(
+        _moves(
+            name,
+            (shuffle,),
+            "StaticReshape, StaticTranspose",
+            note=f"two or more dynamic sizes: {_OUTSIDE}",
+        )
+        for name, shuffle in (
+            ("pixel_shuffle", aten.pixel_shuffle.default),
+            ("pixel_unshuffle", aten.pixel_unshuffle.default),
+            ("channel_shuffle", aten.channel_shuffle.default),
+        )
+    ),
     _moves(
         "upsample_nearest",
         ops.RESIZE_NEAREST,

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.traceback import NodeSource
+from torch.utils._pytree import tree_leaves
 
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
@@ -162,12 +163,16 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
 
     fake_args = map_arg(args, value_of)
     fake_kwargs = map_arg(kwargs, value_of)
-    with mode, torch.no_grad(), without_guards(mode):
-        try:
-            return target(*fake_args, **fake_kwargs)
-        except RuntimeError:  # Some composite operators take symbolic sizes in Python alone.
-            with enable_python_dispatcher():
-                return target(*fake_args, **fake_kwargs)
+    # Some composite operators take symbolic sizes in Python alone; pads of constants take them for
+    # the numbers that they were exported with.
+    is_dynamic = any(
+        isinstance(size, torch.SymInt)
+        for one in tree_leaves((fake_args, fake_kwargs))
+        for size in (one.shape if isinstance(one, Tensor) else (one,))
+    )
+    dispatcher = enable_python_dispatcher() if is_dynamic else nullcontext()
+    with mode, torch.no_grad(), without_guards(mode), dispatcher:
+        return target(*fake_args, **fake_kwargs)
 
 
 def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -> None:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.backends.target.float_retries import fallback_of, is_left_plain
-from pt2e_quant.backends.target.requantize_between import between, own_dequantize
+from pt2e_quant.backends.target.requantize_between import between, own_dequantize, sole_quantize
 from pt2e_quant.backends.xnnpack.conditions import pads_by_slices
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
@@ -43,6 +44,11 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
+SHUFFLES: Overloads = (
+    aten.channel_shuffle.default,
+    aten.pixel_shuffle.default,
+    aten.pixel_unshuffle.default,
+)
 MOVED_AS_INTEGERS: Overloads = (
     *EXPAND,
     *IDENTITIES,
@@ -52,11 +58,9 @@ MOVED_AS_INTEGERS: Overloads = (
     *SPLIT,
     *STACK,
     *RESIZE_NEAREST,
+    *SHUFFLES,
     aten.flip.default,
     aten.index_select.default,
-    aten.pixel_shuffle.default,
-    aten.pixel_unshuffle.default,
-    aten.channel_shuffle.default,
     aten.repeat.default,
     aten.roll.default,
 )
@@ -278,6 +282,59 @@ def _stored(editor: Editor, made: Node, pad: Node) -> Node:
 
 def _cat(editor: Editor, pad: Node, parts: Sequence[Node], dim: int) -> Node:
     return editor.call(aten.cat.default, list(parts), dim, like=pad) if len(parts) > 1 else parts[0]
+
+
+_MOST_DIMS = 6
+"""Of a tensor in the delegate."""
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def shuffles_as_permutations(gm: GraphModule) -> PassResult:
+    """Write shuffles of integers as a permutation, which the delegate has.
+
+    ExecuTorch's own kernel of integers takes several times as long; that of floats does not.
+
+    Before:  q(pixel_shuffle(dq(x_q[1, 4 * C, H, W]), 2))
+    After:   q(reshape(dq(q(permute(dq(q(reshape(dq(x_q), [1, C, 2, 2, H, W]))), …))), …))
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_call(n, SHUFFLES)]:
+        x: Any = node.args[0]
+        if x.target is not DequantizePerTensor or not sole_quantize(node) or fallback_of(node):
+            continue
+        parts, order = _apart(node, x.meta["val"].shape)
+        sizes, made = ([_size(n) for n in found] for found in (parts, node.meta["val"].shape))
+        if sizes.count(-1) > 1 or len(sizes) > _MOST_DIMS:
+            reason = f"the delegate permutes one dynamic size and {_MOST_DIMS} sizes at most"
+            notes.append(Note(node.name, reason, skipped=True))
+            continue
+        x = between(editor, editor.call(aten.reshape.default, x, sizes, like=node), node)
+        x = between(editor, editor.call(aten.permute.default, x, order, like=node), node)
+        editor.replace(node, editor.call(aten.reshape.default, x, made, like=node))
+        notes.append(Note(node.name, f"{node.target} -> permute"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _apart(node: Node, shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The sizes that a shuffle permutes, and their order behind it."""
+    number: Any = node.args[1]
+    if node.target is aten.channel_shuffle.default:
+        parts = [shape[0], number, shape[1] // number, *shape[2:]]
+        return parts, [0, 2, 1, *range(3, len(parts))]
+    *lead, channels, height, width = shape
+    if node.target is aten.pixel_shuffle.default:
+        image, turn = [channels // number**2, number, number, height, width], (0, 3, 1, 4, 2)
+    else:
+        image = [channels, height // number, number, width // number, number]
+        turn = (0, 2, 4, 1, 3)
+    return [*lead, *image], [*range(len(lead)), *(len(lead) + at for at in turn)]
+
+
+def _size(n: int | torch.SymInt) -> int:
+    """For a reshape: -1 where it is dynamic."""
+    known = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
+    return -1 if known is None else int(known)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

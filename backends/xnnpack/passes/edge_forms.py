@@ -42,6 +42,9 @@ _COLUMNS_LAST = frozenset(
 )
 """Operators that the delegate computes with the last dimension last, whatever the layout read."""
 
+_ACTIVATIONS = frozenset({_EDGE.relu.default, _EDGE.hardtanh.default, _EDGE.clamp.default})
+"""Operators that the delegate fuses into what they read."""
+
 
 def write_size_arithmetic(gm: GraphModule) -> EdgeResult:
     """Write sums and powers of sizes with what ExecuTorch's programs compute sizes with.
@@ -145,21 +148,34 @@ def read_sizes_of_integers(gm: GraphModule) -> EdgeResult:
 
     The delegate takes no integer operator whose result something beside its quantize reads.
 
-    Before:  y = conv(…); q(y); sym_size(y, 2)
-    After:   y = conv(…); sym_size(q(y), 2)
+    Before:  y = relu(conv(…)); q(y); sym_size(conv(…), 2)
+    After:   y = relu(conv(…)); sym_size(q(y), 2)
     """
     changed = False
     for size in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
         value = size.args[0]
-        stored = next((u for u in value.users if u.target is _QUANTIZE), None)
-        if stored is None or value.op != "call_function":
+        path = _to_integers(value)
+        if not path or value.op != "call_function":
             continue
-        value.append(stored)
-        size.replace_input_with(value, stored)
+        for node in reversed(path):
+            value.append(node)
+        size.replace_input_with(value, path[-1])
         changed = True
     if changed:
         gm.recompile()
     return EdgeResult(gm, changed)
+
+
+def _to_integers(value: Node) -> list[Node]:
+    """The activations that read a value alone, up to their quantize; empty if there is none."""
+    stored = next((u for u in value.users if u.target is _QUANTIZE), None)
+    if stored is not None:
+        return [stored]
+    readers = [u for u in value.users if u.target is not torch.ops.aten.sym_size.int]
+    if len(readers) != 1 or readers[0].target not in _ACTIVATIONS:
+        return []
+    rest = _to_integers(readers[0])
+    return [*readers, *rest] if rest else []
 
 
 def read_rows_through_views(gm: GraphModule) -> EdgeResult:

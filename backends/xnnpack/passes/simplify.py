@@ -27,6 +27,7 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+from pt2e_quant.passes.cleanup.transposed_convolutions import shuffle_upsampling
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -79,6 +80,19 @@ def _pool_images(m: Match, editor: Editor) -> Node | Skip:
 
 POOL1D = Rule("pool1d", find=Op(one_of(MAX_POOL1D, AVG_POOL1D), Var("x")), build=_pool_images)
 """The delegate pools images."""
+
+
+def _more_than_depthwise(gm: GraphModule, node: Node) -> str:
+    weight = argument(node, "weight").meta["val"]
+    is_depthwise = weight.shape[1] == 1 and argument(node, "groups") == len(weight)
+    return (
+        "" if is_depthwise else "XNNPACK has kernels of transposed convolutions that sum channels"
+    )
+
+
+shuffle_depthwise = shuffle_upsampling(_more_than_depthwise)
+"""XNNPACK computes depthwise transposed convolutions one channel at a time
+(`benchmarks/delegated_functions.py`)."""
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -219,7 +219,19 @@ CASES = (
     _move(
         "pixel_shuffle",
         lambda x: F.pixel_shuffle(x, 2),
-        "aten.permute_copy",
+        "StaticTranspose",
+        sizes=((2, 8, 5, 5), (3, 4, 6, 7)),
+    ),
+    _move(
+        "pixel_unshuffle",
+        lambda x: F.pixel_unshuffle(x, 2),
+        "StaticTranspose",
+        sizes=((2, 8, 4, 6), (3, 4, 6, 8)),
+    ),
+    _move(
+        "channel_shuffle",
+        lambda x: F.channel_shuffle(x, 2),
+        "StaticTranspose",
         sizes=((2, 8, 5, 5), (3, 4, 6, 7)),
     ),
     _move("upsample_nearest", lambda x: F.interpolate(x, scale_factor=2), "aten.index_select"),
