@@ -64,6 +64,7 @@ from pt2e_quant.backends.xnnpack.passes.large_kernels import split_large_kernels
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     has_complex_kernel,
+    long_indices,
     no_out_variant_refused,
     plain_strides,
     refuse_codes,
@@ -169,6 +170,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         volumes_in_integers,
         volumes_as_images,
         plain_strides,
+        long_indices,
         decompose_attention,
         group_heads,
         remove_noop_expand,

@@ -257,6 +257,12 @@ def lgamma(x: Tensor) -> Tensor:
     return torch.where(x < 0.5, reflected, found)
 
 
+def mvlgamma(x: Tensor, p: int) -> Tensor:
+    """Log Γ_p(x): a sum of p functions of one variable."""
+    total = sum((lgamma(x - 0.5 * at) for at in range(1, p)), lgamma(x))
+    return total + p * (p - 1) / 4 * math.log(math.pi)
+
+
 def digamma(x: Tensor) -> Tensor:
     """ψ(x) by an asymptotic series, behind six steps ψ(x + 1) = ψ(x) + 1/x; x < 0.5 reflected."""
     turned = torch.where(x < 0.5, -x + 1.0, x)

@@ -275,6 +275,12 @@ def conv_transpose(
     return made if bias is None else made + bias.reshape(-1, *[1] * dims)
 
 
+def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Both, each along named dimensions: ONNX's exporter asks for them."""
+    dims = list(range(x.dim())) if dim is None else [dim]
+    return x.amin(dims, keepdim), x.amax(dims, keepdim)
+
+
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor]:
     """The least of the most frequent values; not where it stands."""
     rows = x.movedim(dim, -1)
@@ -283,32 +289,6 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor]:
     often = torch.where(counts == counts.amax(-1, keepdim=True), rows, greatest)
     found = often.amin(-1)
     return (found.unsqueeze(dim) if keepdim else found,)
-
-
-def index_put(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
-) -> Tensor:
-    """Sums into places, as sums into rows.
-
-    torch's exporter expands too few axes of the values; onnxscript's optimizer (0.7) drops a
-    ScatterND whose places are all rows, also one that adds.
-    """
-    given = [index for index in indices if index is not None and index.dtype != torch.bool]
-    if not accumulate or len(given) < len(indices):
-        raise NotImplementedError("values that replace, or places that a mask or a None gives")
-    sizes, inner = x.shape[: len(given)], x.shape[len(given) :]
-    place = torch.zeros((), dtype=torch.int64)
-    for index, size in zip(given, sizes, strict=True):
-        place = place * size + torch.where(index < 0, index + size, index)
-    added = values.expand(*place.shape, *inner).reshape(-1, *inner)
-    rows = place.reshape(-1, *[1] * len(inner)).expand_as(added)
-    return x.reshape(-1, *inner).scatter_add(0, rows, added).reshape(x.shape)
-
-
-def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """X with the values at places of the flat tensor replaced or added to."""
-    flat, places = x.reshape(-1), index.reshape(-1)
-    return torch.index_put(flat, (places,), source.reshape(-1), accumulate).reshape(x.shape)
 
 
 def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_nodes
-from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.ops import argument, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
@@ -269,6 +269,30 @@ def _resize_kept(emitter: Any, states: Any, outputs: Any) -> None:
         arguments = [first.id, axis.id, kept.id, kept.id]
         call = Instruction(KernelCall(op_index=index, args=arguments))
         emitter.chain.instructions.append(call)
+
+
+_LONG = {aten.embedding.default: "indices", aten.gather.default: "index"}
+"""Kernels that take places as int64 alone, and the argument that has them."""
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def long_indices(gm: GraphModule) -> PassResult:
+    """Cast places of int32 where kernels take int64: `embedding_byte` stops the process.
+
+    Before:  embedding(table, places[int32])
+    After:   embedding(table, to(places, int64))
+    """
+    editor = Editor(gm)
+    made: dict[Node, Node] = {}
+    for node in [n for n in gm.graph.nodes if n.target in _LONG]:
+        places: Any = argument(node, _LONG[node.target])
+        if places.meta["val"].dtype is torch.int64:
+            continue
+        if places not in made:
+            made[places] = editor.call(aten.to.dtype, places, torch.int64, like=node, before=node)
+        node.replace_input_with(places, made[places])
+        editor.changed = True
+    return PassResult(editor.finish())
 
 
 @graph_pass(needs=(), gives=())

@@ -109,7 +109,10 @@ class MatchReader:
         schemes = tuple(
             (slot, chosen)
             for slot, chosen in found.values()
-            if chosen is not None and all(at in present for at in slot.derived_from)
+            if chosen is not None
+            and all(at in present for at in slot.derived_from)
+            # Runtimes take an int32 bias as a constant alone.
+            and (not slot.derived_from or match.is_constant(slot.at))
         )
         self.plans[row.name, match.anchor, match.covered] = Plan(row, match, schemes)
         return True

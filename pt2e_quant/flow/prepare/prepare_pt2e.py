@@ -61,6 +61,7 @@ from pt2e_quant.passes.cleanup.remove_dropout import (
     remove_dropout,
 )
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
+from pt2e_quant.passes.cleanup.replace_aliases import replace_aliases
 from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
@@ -70,6 +71,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
     sink_constants,
+    replace_aliases,
     functionalize_activations,
     remove_dropout,
     remove_identities,
@@ -83,9 +85,12 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
 )
 """The passes that run before a quantizer sees a graph, in this order."""
 
+_NOT_AS_TORCHAO = (replace_aliases, fold_affines, einsums_as_linears)
+
 QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
+    replace_aliases,
     functionalize_activations,
     keep_squeezed_ranks,
     vectors_as_rows,
@@ -319,17 +324,15 @@ def _run_without_data(gm: GraphModule, options: _Options) -> None:
 
 
 def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
-    if options.is_qat:
-        return QAT_PASSES
+    passes = QAT_PASSES if options.is_qat else PREPARE_PASSES
     if getattr(quantizer, "keeps_weights", False):
         # Codes go back to where the model reads the weight, which still multiplies it there.
-        folds = (fold_constants, fold_batch_norm, fold_affines)
-        return tuple(p for p in PREPARE_PASSES if p not in folds)
+        return tuple(p for p in passes if p not in (fold_constants, fold_batch_norm, fold_affines))
     if not options.as_torchao:
-        return PREPARE_PASSES
+        return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    passes = (p for p in PREPARE_PASSES if p not in (fold_affines, einsums_as_linears))
-    return tuple(fold_layer_constants if p is fold_constants else p for p in passes)
+    kept = (p for p in passes if p not in _NOT_AS_TORCHAO)
+    return tuple(fold_layer_constants if p is fold_constants else p for p in kept)
 
 
 def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:

@@ -6,6 +6,7 @@ integers everywhere do not have.
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import pt2e_quant as pq
@@ -50,3 +51,30 @@ def test_operator_when_times_decide_what_is_float_then_converted(name):
     prepared = pq.prepare_pt2e(program, pq.backends.get("onnx").quantizer("int8"))
     converted = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
     assert pq.sqnr_db(model(*batches[0]), converted(*batches[0])) > 25.0
+
+
+class ComputedBias(nn.Module):
+    """Layers whose bias is an input, or what another layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.makes = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.conv = nn.Parameter(torch.randn(6, 6, 1, 1))
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x, bias):
+        y = self.first(x)
+        made = self.makes(bias)
+        linear = F.linear(y, self.weight, made)
+        return F.linear(y, self.weight, bias), F.conv2d(linear[..., None, None], self.conv, made)
+
+
+def test_bias_when_computed_at_run_time_then_float_and_the_product_in_integers():
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    torch.manual_seed(0)
+    model, args = ComputedBias().eval(), (torch.randn(5, 6), torch.randn(6))
+    backend = pq.backends.get("onnx").allowing_slower()
+    artifact = pq.quantize(model, args, calibration_data=[args], backend=backend, progress=False)
+    assert sum(artifact.report.integer_ops.values()) >= 3
+    for expected, found in zip(model(*args), artifact.run(*args), strict=True):
+        assert pq.sqnr_db(expected, found) > 30.0

@@ -17,6 +17,11 @@ VOLUME, GRID = X.view(2, 2, 4, 4, 9), X[:, :3].view(2, 4, 4, 2, 3) / 2
 BOUND = 5e-6
 """lgamma and digamma subtract numbers of about 20, a step of which is 2e-6 in float32."""
 EXACT = {
+    "aten.aminmax.default": (X,),
+    "aten.as_strided_scatter.default": (X, Y[:2, :3], [2, 3], [18, 2], 4),
+    "aten.index_reduce.default": (X, 0, torch.tensor([3, 3, 7]), Y[:3], "mean"),
+    "aten.mvlgamma.default": (X.abs() + 2.1, 3),
+    "aten.narrow_copy.default": (X, -1, 2, 4),
     "aten.cdist.default": (X, Y, 3.0),
     "aten.pdist.default": (X, 2.0),
     "aten._pdist_forward.default": (X[:7], 1.0),
@@ -166,6 +171,25 @@ def test_elu_when_its_values_are_little_then_their_bits_are_kept(name):
 def test_mode_when_written_out_then_the_least_of_the_most_frequent(values):
     (found,) = FUNCTIONS["aten.mode.default"](values, 1, keepdim=True)
     torch.testing.assert_close(found, values.mode(1, keepdim=True).values)
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 1, 8])
+@pytest.mark.parametrize("dims", [(0, 1), (2, -3)])
+def test_diagonal_when_written_then_as_aten(offset, dims):
+    x = X[:60].view(6, 10, 9)
+    source = torch.ones_like(torch.diagonal(x, offset, *dims))
+    found = FUNCTIONS["aten.diagonal_scatter.default"](x, source, offset, *dims)
+    torch.testing.assert_close(found, torch.diagonal_scatter(x, source, offset, *dims))
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument")
+@pytest.mark.parametrize("reduce", ["add", "multiply"])
+@pytest.mark.parametrize("source", [Y, 2.5], ids=["tensor", "number"])
+def test_scatter_when_it_reduces_then_as_aten(reduce, source):
+    index = WHOLE[:, :9].abs().long() % 9
+    form = "reduce" if source is Y else "value_reduce"
+    found = FUNCTIONS[f"aten.scatter.{form}"](X, 1, index, source, reduce=reduce)
+    torch.testing.assert_close(found, torch.scatter(X, 1, index, source, reduce=reduce))
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])

@@ -9,6 +9,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import refuse_missing_kernels
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from tests.backends.call_saved import call_pte
 
 
 class Behind(nn.Module):
@@ -163,3 +164,26 @@ def test_lower_when_values_are_checked_then_the_note_says_so(make_noise):
     assert artifact.report.integer_ops
     assert any("this check of values is not in the file" in n for n in artifact.report.notes)
     assert sqnr_db(model(x, ids), artifact.run(x, ids)) > 30.0
+
+
+class Places(nn.Module):
+    """Reads of rows and of elements at places of 32 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 8), nn.Embedding(9, 8)
+
+    def forward(self, x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x)
+        rows = self.table(places), y[:, places[0]], y.index_select(1, places[0])
+        return y.gather(1, places), y.narrow_copy(-1, 2, 3), *rows
+
+
+def test_places_when_of_32_bits_then_read_as_those_of_64(tmp_path):
+    model, x = Places().eval(), torch.randn(2, 8)
+    places = torch.tensor([[1, 5, 2], [0, 7, 7]])
+    args = x, places.int()
+    artifact = pq.quantize(model, args, calibration_data=[args], backend="xnnpack", progress=False)
+    (found,) = call_pte(artifact, [args], tmp_path)
+    for expected, made in zip(model(x, places), found, strict=True):
+        assert sqnr_db(expected, made) > 25
