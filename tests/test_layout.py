@@ -85,6 +85,7 @@ OWN_ROOMS = {
     "fuzz": "drawn models",
     "kernels/interpreted": "GPU kernels in Triton's interpreter, in processes of their own",
     "models": "whole models",
+    "operators": "torch's samples of its operators",
     "zoo": "models of other packages",
 }
 """Folders of tests that have no folder in the package, and what they are about."""

@@ -63,6 +63,7 @@ from pt2e_quant.backends.xnnpack.passes.embeddings import (
 from pt2e_quant.backends.xnnpack.passes.large_kernels import split_large_kernels
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
+    drop_hints,
     has_complex_kernel,
     long_indices,
     no_out_variant_refused,
@@ -155,6 +156,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
         drop_value_checks,
+        drop_hints,
         unpack_weights,
         write_complex(has_complex_kernel),
         # Checks and writes are effects, which ExecuTorch cannot take later. Layer norms are written

@@ -296,6 +296,31 @@ def long_indices(gm: GraphModule) -> PassResult:
 
 
 @graph_pass(needs=(), gives=())
+def drop_hints(gm: GraphModule) -> PassResult:
+    """Drop what kernels refuse and no value depends on.
+
+    That is whether to wait for a copy, and the layout of a new tensor.
+
+    Before:  to(x, float64, non_blocking=True);  zeros_like(x, memory_format=channels_last)
+    After:   to(x, float64, non_blocking=False); zeros_like(x)
+    """
+    changed = False
+    for node in [n for n in gm.graph.nodes if isinstance(n.target, OpOverload)]:
+        names = [a.name for a in node.target._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        if given.get("non_blocking") is True:
+            if "non_blocking" in node.kwargs:
+                node.update_kwarg("non_blocking", False)
+            else:
+                node.update_arg(names.index("non_blocking"), False)
+            changed = True
+        if str(node.target._schema.name).endswith("_like") and given.get("memory_format"):
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+            changed = True
+    return PassResult(changed)
+
+
+@graph_pass(needs=(), gives=())
 def plain_strides(gm: GraphModule) -> PassResult:
     """Store constants that are views, or in channels-last, as new tensors; the model's stay.
 

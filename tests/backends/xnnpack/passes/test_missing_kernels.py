@@ -10,6 +10,7 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import refuse_missing_ke
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.backends.call_saved import call_pte
+from tests.call_function import Call
 
 
 class Behind(nn.Module):
@@ -187,3 +188,18 @@ def test_places_when_of_32_bits_then_read_as_those_of_64(tmp_path):
     (found,) = call_pte(artifact, [args], tmp_path)
     for expected, made in zip(model(x, places), found, strict=True):
         assert sqnr_db(expected, made) > 25
+
+
+HINTS = {
+    "cast_without_waiting": lambda y: y.to(torch.float64, non_blocking=True).float(),
+    "move_without_waiting": lambda y: (y > 0).to("cpu", torch.float32, True) * y,
+    "zeros_in_a_layout": lambda y: torch.zeros_like(y, memory_format=torch.channels_last) + y,
+    "copy_in_a_layout": lambda y: y.clone(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_hint_when_no_value_depends_on_it_then_it_is_dropped(name, make_noise):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Call(HINTS[name]), nn.Conv2d(8, 4, 1)).eval()
+    x = make_noise((2, 3, 6, 6))
+    assert sqnr_db(model(x), lowered(model, x).run(x)) > 30
