@@ -22,6 +22,8 @@ _EITHER = {
     "ormqr": "no kernel",
     "_segment_reduce.lengths": "no kernel",
     "_segment_reduce.offsets": "no kernel",
+    "svd": "some thousand operators, which takes minutes",
+    "zeros_like": "nothing is computed",
     "searchsorted": "the gate draws limits, and these are not in order",
     **{f"polygamma.polygamma_n_{order}": "no kernel" for order in range(5)},
 }
@@ -43,10 +45,12 @@ REFUSED: dict[str, dict[str, str]] = {
         "scatter_reduce.amin": "places of a part of the tensor",
         "scatter_reduce.prod": "places of a part of the tensor",
         "unique": "a size that values decide",
+        "unique_consecutive": "a size that values decide",
     },
     "onnx": {
         **_EITHER,
         **_TRAINING,
+        "unique_consecutive": "a size that values decide",
         "chalf": "no 16-bit complex numbers",
         "nn.functional.scaled_dot_product_attention": "heads that three dimensions share",
     },

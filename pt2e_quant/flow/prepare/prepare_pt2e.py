@@ -65,6 +65,7 @@ from pt2e_quant.passes.cleanup.replace_aliases import replace_aliases
 from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.written_activations import name_activations
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
 PREPARE_PASSES: tuple[GraphPass, ...] = (
@@ -73,6 +74,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     sink_constants,
     replace_aliases,
     functionalize_activations,
+    name_activations,
     remove_dropout,
     remove_identities,
     keep_squeezed_ranks,
@@ -85,13 +87,12 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
 )
 """The passes that run before a quantizer sees a graph, in this order."""
 
-_NOT_AS_TORCHAO = (replace_aliases, fold_affines, einsums_as_linears)
-
 QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
     replace_aliases,
     functionalize_activations,
+    name_activations,
     keep_squeezed_ranks,
     vectors_as_rows,
 )
@@ -331,8 +332,8 @@ def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     if not options.as_torchao:
         return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    kept = (p for p in passes if p not in _NOT_AS_TORCHAO)
-    return tuple(fold_layer_constants if p is fold_constants else p for p in kept)
+    own = (replace_aliases, name_activations, fold_affines, einsums_as_linears)
+    return tuple(fold_layer_constants if p is fold_constants else p for p in passes if p not in own)
 
 
 def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
