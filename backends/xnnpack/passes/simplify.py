@@ -13,6 +13,7 @@ from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
 from pt2e_quant.graph.ops import (
     ADD,
     AVG_POOL1D,
+    AVG_POOL2D,
     DIV,
     MAX_POOL1D,
     MUL,
@@ -32,12 +33,15 @@ from pt2e_quant.passes.cleanup.transposed_convolutions import shuffle_upsampling
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def simplify_for_table(gm: GraphModule) -> PassResult:
-    """Rewrite silu, rrelu and pools of sequences.
+    """Rewrite silu, rrelu, pools of sequences and pools of one window.
 
     Before:  silu(x);         rrelu(x, 0.1, 0.3);  max_pool1d(x, 2)
     After:   x * sigmoid(x);  leaky_relu(x, 0.2);  squeeze(max_pool2d(unsqueeze(x, -2), [1, 2]), -2)
+    Before:  avg_pool2d(x[1, 8, 7, 7], [7, 7])
+    After:   adaptive_avg_pool2d(x, [1, 1])
     """
-    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu), RRELU, POOL1D))
+    silu = Rule("silu", find=Op(SILU, Var("x")), build=_silu)
+    return rewrite(gm, (silu, RRELU, POOL1D, WHOLE_POOL))
 
 
 def _silu(m: Match, editor: Editor) -> Node | Skip:
@@ -76,6 +80,19 @@ def _pool_images(m: Match, editor: Editor) -> Node | Skip:
     images = editor.call(aten.unsqueeze.default, m["x"], -2, like=pool)
     pooled = editor.call(_POOLS[pool.target], images, *rest, like=pool)
     return editor.call(aten.squeeze.dims, pooled, [-2], like=pool)
+
+
+def _whole(m: Match, editor: Editor) -> Node | Skip:
+    """Of one window over the whole image: the delegate averages that much faster."""
+    pool, shape = m.anchor, m["x"].meta["val"].shape
+    given = arguments(pool)
+    kernel, padding = (each_axis(given[name], 2) for name in ("kernel_size", "padding"))
+    if list(shape[-2:]) != kernel or any(padding) or given["divisor_override"] is not None:
+        return Skip("its windows are parts of the image, or divide by another number")
+    return editor.call(aten.adaptive_avg_pool2d.default, m["x"], [1, 1], like=pool)
+
+
+WHOLE_POOL = Rule("whole pool", find=Op(AVG_POOL2D, Var("x")), build=_whole)
 
 
 POOL1D = Rule("pool1d", find=Op(one_of(MAX_POOL1D, AVG_POOL1D), Var("x")), build=_pool_images)

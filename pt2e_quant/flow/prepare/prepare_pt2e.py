@@ -66,15 +66,16 @@ from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.cleanup.written_activations import name_activations
+from pt2e_quant.passes.cleanup.written_resizes import name_resizes
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
+_NAMING = (replace_aliases, name_activations, name_resizes)
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
     sink_constants,
-    replace_aliases,
     functionalize_activations,
-    name_activations,
+    *_NAMING,
     remove_dropout,
     remove_identities,
     keep_squeezed_ranks,
@@ -90,9 +91,8 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
 QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
-    replace_aliases,
     functionalize_activations,
-    name_activations,
+    *_NAMING,
     keep_squeezed_ranks,
     vectors_as_rows,
 )
@@ -332,7 +332,7 @@ def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     if not options.as_torchao:
         return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    own = (replace_aliases, name_activations, fold_affines, einsums_as_linears)
+    own = (*_NAMING, fold_affines, einsums_as_linears)
     return tuple(fold_layer_constants if p is fold_constants else p for p in passes if p not in own)
 
 
