@@ -66,10 +66,11 @@ from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.cleanup.written_activations import name_activations
+from pt2e_quant.passes.cleanup.written_norms import name_norms
 from pt2e_quant.passes.cleanup.written_resizes import name_resizes
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
-_NAMING = (replace_aliases, name_activations, name_resizes)
+_NAMING = (replace_aliases, name_activations, name_norms, name_resizes)
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
@@ -87,7 +88,6 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     drop_dead_constants,
 )
 """The passes that run before a quantizer sees a graph, in this order."""
-
 QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
