@@ -22,6 +22,8 @@ _DEEPEST = 3
 """Products inside of a product that are looked at, so that a walk stays linear."""
 _NEAR = 1e-3
 """How far a constant may be from the formula's: some write sqrt(2 / pi) as 0.7978."""
+_OPERANDS = (Node, int, float)
+"""A complex number is none."""
 _GATES = {
     aten.sigmoid.default: aten.silu.default,
     aten.hardsigmoid.default: aten.hardswish.default,
@@ -147,7 +149,7 @@ def _is_product(node: Node) -> bool:
 
 def _factors(now: Callable[[Node], Node], node: Node) -> Iterator[Node | float]:
     args: tuple[Any, ...] = node.args
-    if is_call(node, MUL):
+    if is_call(node, MUL) and all(isinstance(a, _OPERANDS) for a in args[:2]):
         yield from (now(a) if isinstance(a, Node) else float(a) for a in args[:2])
     elif is_call(node, DIV) and isinstance(args[1], (int, float)) and args[1]:
         yield now(args[0])
@@ -162,7 +164,8 @@ def _factors(now: Callable[[Node], Node], node: Node) -> Iterator[Node | float]:
 
 def _terms(now: Callable[[Node], Node], node: Node) -> list[Node | float]:
     """The two terms of a sum; none of what is no plain sum."""
-    if not is_call(node, ADD) or argument(node, "alpha") != 1:
+    is_plain = is_call(node, ADD) and argument(node, "alpha") == 1
+    if not is_plain or not all(isinstance(a, _OPERANDS) for a in node.args[:2]):
         return []
     return [now(a) if isinstance(a, Node) else float(a) for a in node.args[:2]]  # type: ignore[arg-type]
 

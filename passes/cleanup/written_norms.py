@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, SUB, argument, aten, is_call
+from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, SUB, Overloads, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 
@@ -48,12 +48,12 @@ def _normalized(node: Node) -> tuple[Node, int, float] | None:
     pairs: list[Any] = [(left, right)] if is_call(node, DIV) else [(left, right), (right, left)]
     root = aten.sqrt.default if is_call(node, DIV) else aten.rsqrt.default
     for centered, deviation in pairs:
-        if not isinstance(centered, Node) or not is_call(deviation, (root,)):
+        if not isinstance(centered, Node) or not _calls(deviation, (root,)):
             continue
-        found, variance = _centered(centered), deviation.args[0]
-        if found is None or not is_call(variance, ADD) or argument(variance, "alpha") != 1:
+        found, total = _centered(centered), deviation.args[0]
+        if found is None or not _calls(total, ADD) or argument(total, "alpha") != 1:
             continue
-        variance, eps = variance.args[:2]
+        variance, eps = total.args[:2]
         if isinstance(eps, (int, float)) and _is_variance(variance, *found):
             return (*found, float(eps))
     return None
@@ -79,21 +79,26 @@ def _dim_of(mean: Node, x: Node) -> int | None:
 
 def _is_variance(node: Any, x: Node, dim: int) -> bool:
     """True for the mean of squared differences from the mean, without a correction."""
-    if is_call(node, (aten.var.correction, aten.var.dim)):
+    if _calls(node, (aten.var.correction, aten.var.dim)):
         plain = (
             argument(node, "correction") == 0
             if node.target is aten.var.correction
             else not argument(node, "unbiased")
         )
         return plain and node.args[0] is x and _dim_of(node, x) == dim
-    if not is_call(node, MEAN) or _dim_of(node, x) != dim:
+    if not _calls(node, MEAN) or _dim_of(node, x) != dim:
         return False
     square: Any = node.args[0]
-    if is_call(square, (aten.pow.Tensor_Scalar,)) and square.args[1] == 2:
-        factors = square.args[:1]
-    elif is_call(square, (aten.square.default,)):
+    is_power = _calls(square, (aten.pow.Tensor_Scalar,)) and square.args[1] == 2
+    if is_power or _calls(square, (aten.square.default,)):
         factors = square.args[:1]
     else:
-        factors = square.args[:2] if is_call(square, MUL) else ()
-    nodes = [f for f in factors if isinstance(f, Node)]
-    return bool(nodes) and all(_centered(f) == (x, dim) for f in nodes)
+        factors = square.args[:2] if _calls(square, MUL) else ()
+    return bool(factors) and all(
+        isinstance(factor, Node) and _centered(factor) == (x, dim) for factor in factors
+    )
+
+
+def _calls(value: object, overloads: Overloads) -> bool:
+    """True for a node that calls one of these; an operand may be a number."""
+    return isinstance(value, Node) and is_call(value, overloads)

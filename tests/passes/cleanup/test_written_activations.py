@@ -45,6 +45,8 @@ WRITTEN = {
     "mish": (lambda x: x * torch.tanh(F.softplus(x)), lambda x: F.softplus(x).tanh() * x),
 }
 OTHERS = {
+    "complex": lambda x: (x * 2j * (1 + torch.erf(x)) + (x + 1j) * 0.5).real,
+    "numbers": lambda x: 2.0 / x * 0.5 + (1.0 - x) / 6,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "swish_of_another": lambda x: x * torch.sigmoid(x + 1),
     "twice_silu": lambda x: 2 * (x * (2 * torch.sigmoid(x))),

@@ -33,6 +33,9 @@ def by_variance(x, dim=1):
 
 WRITTEN = {f.__name__: f for f in (convnext, shared, by_variance)}
 OTHERS = {
+    "number": lambda x: (x - x.mean(1, True)) / 2.0 + 0.5 * (x - 1.0),
+    "scaled": lambda x: (x - x.mean(1, True)) / ((2.0 * x).mean(1, True) + EPS).sqrt(),
+    "no_mean": lambda x: (x - 1.0) / (x.var(1, False, True) + EPS).sqrt(),
     "unbiased": lambda x: (x - x.mean(1, True)) / (x.var(1, keepdim=True) + EPS).sqrt(),
     "other_axis": lambda x: (x - x.mean(1, True)) / (x.var(2, False, True) + EPS).sqrt(),
     "of_another": lambda x: (x - x.mean(1, True)) / ((x + 1).var(1, False, True) + EPS).sqrt(),
