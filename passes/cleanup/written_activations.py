@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import ADD, CLAMP, DIV, HARDTANH, MUL, RELU6, argument, aten, is_call
+from pt2e_quant.graph.ops import ADD, DIV, MUL, RELU6, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _DEEPEST = 3
@@ -183,13 +183,7 @@ def _one_more(now: Callable[[Node], Node], node: Node) -> Node | None:
 
 def _three_more(now: Callable[[Node], Node], node: Node) -> Node | None:
     """X of a relu6(x + 3), whatever operator clips it."""
-    if is_call(node, HARDTANH):
-        limits = argument(node, "min_val"), argument(node, "max_val")
-    elif is_call(node, CLAMP):
-        limits = argument(node, "min"), argument(node, "max")
-    else:
-        limits = (0, 6) if is_call(node, RELU6) else (None, None)
-    read = _read(now, node) if limits == (0, 6) else None
+    read = _read(now, node) if is_call(node, RELU6) else None
     return _plus(now, read, 3.0) if read is not None else None
 
 

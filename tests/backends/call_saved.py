@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import Dim
+
+import pt2e_quant as pq
 
 SCRIPT = """
 import sys
@@ -57,3 +60,15 @@ def call_pte(artifact: Any, calls: Sequence[tuple[Any, ...]], folder: Path) -> l
     artifact.save(path)
     (results,) = call_saved([Saved("xnnpack", path, calls)], folder)
     return results
+
+
+def pte_of_batches(model: torch.nn.Module, data: Sequence[tuple[Any, ...]]) -> Any:
+    """A `.pte` of a model that takes `x` in batches of 1 to 8, calibrated with data."""
+    return pq.quantize(
+        model,
+        data[0],
+        dynamic_shapes={"x": {0: Dim("batch", min=1, max=8)}},
+        calibration_data=data,
+        backend="xnnpack",
+        progress=False,
+    )

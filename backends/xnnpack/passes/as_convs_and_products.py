@@ -196,10 +196,10 @@ def group_heads(gm: GraphModule) -> PassResult:
         if shared is None or not isinstance(left, Node) or not shared.has_reader(left):
             continue
         heads = math.prod(shared.source.meta["val"].shape[:2])
-        rows, back = left.meta["val"].shape, view_shape(node.meta["val"])
+        rows, back = left.meta["val"].shape, view_shape(node.meta["val"].shape)
         if str(rows[0]) != str(shared.source.meta["val"].shape[0]):
             continue  # one matrix for several samples
-        depth = view_shape(shared.source.meta["val"])
+        depth = view_shape(shared.source.meta["val"].shape)
         if back is None or depth is None or not all(isinstance(s, int) for s in (heads, rows[3])):
             continue
         stacked = rows[2] * shared.repeats if isinstance(rows[2], int) else -1

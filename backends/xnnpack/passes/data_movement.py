@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -17,6 +16,7 @@ from pt2e_quant.backends.target.float_retries import fallback_of, is_left_plain
 from pt2e_quant.backends.target.requantize_between import between, own_dequantize, sole_quantize
 from pt2e_quant.backends.xnnpack.conditions import pads_by_slices
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view_shape
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import (
@@ -304,8 +304,8 @@ def shuffles_as_permutations(gm: GraphModule) -> PassResult:
         if x.target is not DequantizePerTensor or not sole_quantize(node) or fallback_of(node):
             continue
         parts, order = _apart(node, x.meta["val"].shape)
-        sizes, made = ([_size(n) for n in found] for found in (parts, node.meta["val"].shape))
-        if sizes.count(-1) > 1 or len(sizes) > _MOST_DIMS:
+        sizes, made = view_shape(parts), view_shape(node.meta["val"].shape)
+        if sizes is None or made is None or len(sizes) > _MOST_DIMS:
             reason = f"the delegate permutes one dynamic size and {_MOST_DIMS} sizes at most"
             notes.append(Note(node.name, reason, skipped=True))
             continue
@@ -329,12 +329,6 @@ def _apart(node: Node, shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
         image = [channels, height // number, number, width // number, number]
         turn = (0, 2, 4, 1, 3)
     return [*lead, *image], [*range(len(lead)), *(len(lead) + at for at in turn)]
-
-
-def _size(n: int | torch.SymInt) -> int:
-    """For a reshape: -1 where it is dynamic."""
-    known = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
-    return -1 if known is None else int(known)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

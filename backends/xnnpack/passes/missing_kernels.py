@@ -27,7 +27,7 @@ from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_nodes
-from pt2e_quant.graph.ops import argument, aten
+from pt2e_quant.graph.ops import argument, arguments, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
@@ -306,13 +306,12 @@ def drop_hints(gm: GraphModule) -> PassResult:
     """
     changed = False
     for node in [n for n in gm.graph.nodes if isinstance(n.target, OpOverload)]:
-        names = [a.name for a in node.target._schema.arguments]
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        given = arguments(node)
         if given.get("non_blocking") is True:
             if "non_blocking" in node.kwargs:
                 node.update_kwarg("non_blocking", False)
             else:
-                node.update_arg(names.index("non_blocking"), False)
+                node.update_arg([*given].index("non_blocking"), False)
             changed = True
         if str(node.target._schema.name).endswith("_like") and given.get("memory_format"):
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}

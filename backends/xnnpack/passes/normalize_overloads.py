@@ -7,6 +7,7 @@ the reshape out where `-1` lets it in.
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,13 +61,14 @@ def normalize_overloads(gm: torch.fx.GraphModule) -> PassResult:
     return rewrite(gm, RULES)
 
 
-def view_shape(value: Tensor) -> list[int] | None:
-    """The sizes of a tensor with -1 for the one that is symbolic.
+def view_shape(sizes: Sequence[int | torch.SymInt]) -> list[int] | None:
+    """Sizes with -1 for the one that is symbolic.
 
     None if several are, or if a size of 0 beside it leaves open how many that one is.
     """
-    sizes = [int(s) if isinstance(s, int) else -1 for s in value.shape]
-    return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes
+    known = [s.node.maybe_as_int() if isinstance(s, torch.SymInt) else s for s in sizes]
+    found = [-1 if size is None else int(size) for size in known]
+    return None if found.count(-1) > 1 or (-1 in found and 0 in found) else found
 
 
 _CONTIGUOUS = one_of(
@@ -130,7 +132,7 @@ def _gives_contiguous(x: Node) -> bool:
 
 
 def _reshape(m: Match, editor: Editor) -> Node | Skip:
-    shape = view_shape(m.anchor.meta["val"])
+    shape = view_shape(m.anchor.meta["val"].shape)
     if shape is None:
         return Skip("its sizes cannot be written with one unknown")
     known = m.anchor.args[1] if len(m.anchor.args) > 1 else None
@@ -150,7 +152,7 @@ def _mean(m: Match, editor: Editor) -> Node | Skip:
         return Skip("it changes the dtype")
     if argument(m.anchor, "keepdim"):
         return Skip("it has that form already")
-    shape = view_shape(m.anchor.meta["val"])
+    shape = view_shape(m.anchor.meta["val"].shape)
     if shape is None:
         return Skip("its sizes cannot be written with one unknown")
     mean = editor.call(aten.mean.dim, x, [2, 3], True, like=m.anchor)
@@ -168,7 +170,7 @@ def _select(m: Match, editor: Editor) -> Node | Skip:
         return Skip("it keeps its dimension")
     x, value = m["x"], m.anchor.meta["val"]
     dim, index = int(argument(m.anchor, "dim")), argument(m.anchor, "index")
-    shape = view_shape(value)
+    shape = view_shape(value.shape)
     if shape is None or not isinstance(index, int):
         return Skip("two or more of its sizes are dynamic, or its index is")
     size = x.meta["val"].shape[dim]
@@ -188,7 +190,7 @@ def _matmul(m: Match, editor: Editor) -> Node | Skip:
         return Skip("its batch dimensions differ")
     if left.dim() == 3:
         return editor.call(aten.bmm.default, a, b, like=m.anchor)
-    back, first, second = view_shape(m.anchor.meta["val"]), _flat(left), _flat(right)
+    back, first, second = view_shape(m.anchor.meta["val"].shape), _flat(left), _flat(right)
     if back is None or first is None or second is None:
         return Skip("its sizes cannot be written with one unknown")
     flat_a = view(editor, a, first, m.anchor)

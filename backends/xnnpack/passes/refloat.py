@@ -205,7 +205,7 @@ def _apart(editor: Editor, conv: Node) -> None:
     two dynamic sizes it is a conv2d already.
     """
     x = argument(conv, "input")
-    shape, made_shape = view_shape(x.meta["val"]), view_shape(conv.meta["val"])
+    shape, made_shape = (view_shape(n.meta["val"].shape) for n in (x, conv))
     read = editor.call(aten.view.default, x, shape, like=conv, before=conv)
     named: Any = conv.kwargs
     made = editor.call(conv.target, read, *conv.args[1:], like=conv, before=conv, **named)

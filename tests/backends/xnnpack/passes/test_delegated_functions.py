@@ -4,12 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.export import Dim
 
-import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import call_pte
+from tests.backends.call_saved import call_pte, pte_of_batches
 from tests.call_function import Call
 
 FUNCTIONS = {
@@ -111,14 +109,7 @@ def test_functions_when_lowered_then_in_the_delegate_at_each_batch(tmp_path):
     torch.manual_seed(0)
     model = Functions().eval()
     data = [(noise(2, 3, 7, 9, seed=seed),) for seed in range(2)]
-    artifact = pq.quantize(
-        model,
-        data[0],
-        dynamic_shapes={"x": {0: Dim("batch", min=1, max=8)}},
-        calibration_data=data,
-        backend="xnnpack",
-        progress=False,
-    )
+    artifact = pte_of_batches(model, data)
     assert artifact.contents().overloads <= OUTSIDE | _bookkeeping(artifact)
     calls = [(noise(n, 3, 7, 9, seed=n),) for n in (1, 5, 2)]
     again = call_pte(artifact, calls, tmp_path)

@@ -5,13 +5,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.export import Dim
 
-import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.large_kernels import split_large_kernels
 from pt2e_quant.graph.ops import CONV1D, CONV2D, is_call
 from pt2e_quant.graph.pipeline import run_passes
-from tests.backends.call_saved import call_pte
+from tests.backends.call_saved import call_pte, pte_of_batches
 
 
 def noise(*shape, seed=0):
@@ -113,14 +111,7 @@ def test_kernels_when_lowered_then_right_at_each_batch(tmp_path):
     torch.manual_seed(0)
     model = Mixer().eval()
     data = [(noise(2, 3, 8, 9, seed=seed),) for seed in range(4)]
-    artifact = pq.quantize(
-        model,
-        data[0],
-        dynamic_shapes={"x": {0: Dim("batch", min=1, max=8)}},
-        calibration_data=data,
-        backend="xnnpack",
-        progress=False,
-    )
+    artifact = pte_of_batches(model, data)
     assert not artifact.contents().overloads
     calls = [(noise(n, 3, 8, 9, seed=n),) for n in (1, 5, 2)]
     again = call_pte(artifact, calls, tmp_path)

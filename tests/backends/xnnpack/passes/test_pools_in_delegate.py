@@ -6,13 +6,12 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.export import Dim
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import average_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
-from tests.backends.call_saved import call_pte
+from tests.backends.call_saved import call_pte, pte_of_batches
 from tests.call_function import Call
 
 POOLS = {
@@ -26,7 +25,6 @@ POOLS = {
     "adapts": lambda x: F.adaptive_avg_pool2d(x, 3),
     "adapts_to_a_divisor": lambda x: F.adaptive_avg_pool2d(x[..., :8, :10], (4, 5)),
 }
-BATCH = Dim("batch", min=1, max=8)
 
 
 def noise(*shape, seed=0):
@@ -54,14 +52,7 @@ def test_pools_when_lowered_then_in_the_delegate_at_each_batch(tmp_path, in_floa
     torch.manual_seed(0)
     model = Pools(in_float=in_float).eval()
     data = [(noise(2, 3, 9, 11, seed=seed),) for seed in range(2)]
-    artifact = pq.quantize(
-        model,
-        data[0],
-        dynamic_shapes={"x": {0: BATCH}},
-        calibration_data=data,
-        backend="xnnpack",
-        progress=False,
-    )
+    artifact = pte_of_batches(model, data)
     assert not [name for name in artifact.contents().overloads if "pool" in name]
     calls = [(noise(n, 3, 9, 11, seed=n),) for n in (1, 5, 2)]
     again = call_pte(artifact, calls, tmp_path)
