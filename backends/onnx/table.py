@@ -59,12 +59,17 @@ def _is_call(node: Node) -> bool:
     return node.op == "call_function"
 
 
+_FOR_INFINITY = 1e4
+"""Numbers from here on stand for infinity where a model pads with them."""
+
+
 def _pads_with_a_number(match: Match) -> bool:
     found = ops.arguments(match.anchor)
     if found.get("mode", "constant") not in ("constant", "reflect", "replicate"):
         return False
     value = found.get("value")
-    return value is None or isinstance(value, (int, float))
+    # One step of a range that reaches a number for infinity is wider than all values beside it.
+    return value is None or (isinstance(value, (int, float)) and abs(value) < _FOR_INFINITY)
 
 
 BOTH_ARE_COMPUTED = Constraint(
@@ -79,7 +84,9 @@ NO_DIVISOR = Constraint(
     text="no divisor_override",
     holds=lambda match: ops.argument(match.anchor, "divisor_override") is None,
 )
-PADS_WITH_A_NUMBER = Constraint(text="constant, reflect or replicate", holds=_pads_with_a_number)
+PADS_WITH_A_NUMBER = Constraint(
+    text=f"constant below {_FOR_INFINITY:g}, reflect or replicate", holds=_pads_with_a_number
+)
 
 
 def _input(at: str) -> Slot:
