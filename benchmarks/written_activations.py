@@ -32,6 +32,9 @@ ACTIVATIONS: dict[str, tuple[Activation, Activation]] = {
         lambda x: F.gelu(x, approximate="tanh"),
         lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     ),
+    "relu": (F.relu, lambda x: x * (x > 0)),
+    "leaky_relu": (F.leaky_relu, lambda x: torch.where(x > 0, x, 0.01 * x)),
+    "elu": (F.elu, lambda x: torch.where(x > 0, x, torch.exp(x) - 1)),
 }
 CHANNELS, BLOCKS = 16, 4
 

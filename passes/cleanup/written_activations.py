@@ -1,197 +1,339 @@
 """Activation functions that a model writes out, as the operators that they are.
 
-Models write swish, hardswish and GELU by hand, in code older than the operators or as papers have
-them. Tables, algorithms and runtimes know the operators. Written out, networks with a hardswish
-took 2.1 to 3.1 times as long, and one with the error function of a GELU 10.7 times on XNNPACK
-(`benchmarks/written_activations.py`).
+Models write swish, GELU or a leaky ReLU by hand, in code older than the operators or as papers
+have them. Tables, algorithms and runtimes know the operators: written out, a network with a
+hardswish took 2.1 to 3.1 times as long (`benchmarks/written_activations.py`).
+
+A written function is known by its values, not by how it is written: what is computed element by
+element from one tensor and numbers is evaluated at some points, and compared there with what the
+operators give.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
+from pt2e_quant.graph.constant_values import ConstantValues
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import ADD, DIV, MUL, RELU6, argument, aten, is_call
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.graph.ops import ACTIVATIONS, CASTS, IDENTITIES, MASKED_FILL, WHERE, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-_DEEPEST = 3
-"""Products inside of a product that are looked at, so that a walk stays linear."""
-_NEAR = 1e-3
-"""How far a constant may be from the formula's: some write sqrt(2 / pi) as 0.7978."""
-_OPERANDS = (Node, int, float)
-"""A complex number is none."""
-_GATES = {
-    aten.sigmoid.default: aten.silu.default,
-    aten.hardsigmoid.default: aten.hardswish.default,
+_HIGHEST = 6
+"""Values above a call, each of which all that it reads comes from, that are tried as the input."""
+_LARGEST = 24
+"""Calls of a written function; the longest way to write a GELU has 12."""
+_NEAR = 1e-4
+"""How far a value may be from the operator's: some write sqrt(2 / pi) as 0.7978. The two GELUs are
+4.7e-4 apart."""
+_FAR = 60.0
+"""Inputs from here on may overflow in what is written, as the exponential in a softplus does."""
+
+_Options = dict[str, Any]
+_ELEMENTWISE = {*CASTS, *MASKED_FILL, *WHERE, *IDENTITIES, *ACTIVATIONS, aten.log_sigmoid.default}
+"""Operators that torch does not mark as elementwise, and are."""
+_TOLD_APART = {"eq", "ne", "isnan", "isinf", "isfinite", "nan_to_num", "isneginf", "isposinf"}
+"""Operators that treat single numbers in a way of their own, which points may miss."""
+_FILLED = {
+    aten.zeros_like.default: 0.0,
+    aten.ones_like.default: 1.0,
+    aten.new_zeros.default: 0.0,
+    aten.new_ones.default: 1.0,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A number times values; a power is as many times the same one."""
-
-    number: float
-    factors: tuple[Node, ...]
+_FILLED_AT = {aten.full_like.default: 1, aten.new_full.default: 2, aten.full.default: 1}
+"""Operators that make a tensor of one number, and the place of the number."""
+_OPERATORS: tuple[tuple[OpOverload, _Options], ...] = (
+    (aten.relu.default, {}),
+    (aten.silu.default, {}),
+    (aten.hardswish.default, {}),
+    (aten.hardsigmoid.default, {}),
+    (aten.gelu.default, {}),
+    (aten.gelu.default, {"approximate": "tanh"}),
+    (aten.mish.default, {}),
+    (aten.sigmoid.default, {}),
+    (aten.tanh.default, {}),
+    (aten.softplus.default, {}),
+)
+"""Activations without numbers of their own; with one, see `_fitted`."""
+_NAMED = (*ACTIVATIONS, aten.mish.default, aten.softplus.default)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def name_activations(gm: GraphModule) -> PassResult:
-    """Call silu, hardsigmoid, hardswish, gelu and mish where a model writes them out.
+    """Call activations by their operators where a model writes them out.
 
-    Before:  x * sigmoid(x);  x * relu6(x + 3) / 6;  0.5 * x * (1 + erf(x / sqrt(2)))
-    After:   silu(x);         hardswish(x);          gelu(x)
+    Before:  x * sigmoid(x);  where(x > 0, x, 0.1 * x);  0.5 * x * (1 + erf(x / sqrt(2)))
+    After:   silu(x);         leaky_relu(x, 0.1);        gelu(x)
     """
     editor = Editor(gm)
+    functions = _Functions(gm)
     notes = []
-    for node in [n for n in gm.graph.nodes if is_call(n, MUL + DIV)]:
-        found = _activation(editor.now, node)
+    unread: set[Node] = set()
+    for node in reversed(functions.calls):  # the largest function first
+        if node.users and unread.issuperset(node.users):
+            unread.add(node)
+            continue
+        found = functions.operator_of(node)
         if found is None:
             continue
         x, target, options = found
-        value, source = node.meta["val"], x.meta["val"]
-        if source.dtype != value.dtype or str(source.shape) != str(value.shape):
-            continue
-        made = editor.call(target, x, like=node, val=value, **options)
+        made = editor.call(target, x, like=node, val=node.meta["val"], **options)
         editor.replace(node, made)
+        unread.add(node)
         notes.append(Note(node.name, f"is written out: {target}"))
     return PassResult(editor.finish(), tuple(notes))
 
 
-def _activation(
-    now: Callable[[Node], Node], node: Node
-) -> tuple[Node, OpOverload, dict[str, Any]] | None:
-    """What a product computes: the input of an activation, its operator and its options."""
-    product = _product(now, node)
-    if len(product.factors) == 1:
-        (gate,) = product.factors
-        x = _three_more(now, gate)
-        is_sixth = x is not None and _is(product.number, 1 / 6)
-        return (x, aten.hardsigmoid.default, {}) if x is not None and is_sixth else None
-    if len(product.factors) != 2:
+@dataclass
+class _Functions:
+    """What is computed element by element from one tensor and numbers.
+
+    Args:
+        gm: the graph, not edited while it is read.
+    """
+
+    gm: GraphModule
+    calls: list[Node] = field(default_factory=list)
+    _above: dict[Node, Node] = field(default_factory=dict)
+    """The nearest value that all which a call reads comes from."""
+    _depths: dict[Node, int] = field(default_factory=dict)
+    _numbers: dict[Node, float | None] = field(default_factory=dict)
+    _written: dict[tuple[Node, Node], int | None] = field(default_factory=dict)
+    _known: ConstantValues | None = None
+
+    def __post_init__(self) -> None:
+        self.table = _Table()
+        for node in self.gm.graph.nodes:
+            above = self._join(node) if _is_elementwise(node) else None
+            self._depths[node] = 0 if above is None else self._depths[above] + 1
+            if above is not None:
+                self._above[node] = above
+                self.calls.append(node)
+
+    def operator_of(self, node: Node) -> tuple[Node, OpOverload, _Options] | None:
+        """The input of a written activation, its operator and options."""
+        made = node.meta["val"]
+        if not made.is_floating_point():
+            return None
+        for x in reversed(list(self._inputs_of(node))):
+            if is_call(node, _NAMED) and node.args[0] is x:
+                continue
+            written = self._function(node, x, [_LARGEST])
+            found = None if written is None else self.table.operator(written)
+            read = x.meta["val"]
+            if found and read.dtype == made.dtype and str(read.shape) == str(made.shape):
+                return x, *found
         return None
-    for x, gate in (product.factors, product.factors[::-1]):
-        made = _gated(now, product.number, x, gate)
-        if made is not None:
-            return x, *made
+
+    def _inputs_of(self, node: Node) -> Iterator[Node]:
+        for _ in range(_HIGHEST):
+            if node not in self._above:
+                return
+            node = self._above[node]
+            yield node
+
+    def _join(self, node: Node) -> Node | None:
+        """The nearest value that all inputs come from; None for those of several, or of none."""
+        inputs = node.all_input_nodes
+        if not all(isinstance(n.meta.get("val"), Tensor) for n in inputs):
+            return None
+        if len(inputs) > 1:
+            inputs = [n for n in inputs if self._number(n) is None]
+        if not inputs:
+            return None
+        found = inputs[0]
+        for other in inputs[1:]:
+            while found is not other:
+                if self._depths[found] < self._depths[other]:
+                    found, other = other, found
+                if found not in self._above:
+                    return None
+                found = self._above[found]
+        return found
+
+    def _number(self, node: Node) -> float | None:
+        """The number that all elements of a tensor are, as far as the graph says it."""
+        if node not in self._numbers:
+            self._numbers[node] = self._number_of(node)
+        return self._numbers[node]
+
+    def _number_of(self, node: Node) -> float | None:
+        target: Any = node.target
+        if node.op == "call_function" and target in (*_FILLED, *_FILLED_AT):
+            number = _FILLED[target] if target in _FILLED else node.args[_FILLED_AT[target]]
+            return float(number) if isinstance(number, (int, float)) else None
+        value = node.meta["val"]
+        if value.dim() > 1 or value.numel() != 1 or value.is_complex():
+            return None
+        self._known = self._known or ConstantValues(self.gm)
+        if node not in self._known.nodes or any(
+            self._number(n) is None for n in node.all_input_nodes
+        ):
+            return None
+        held = attribute(self.gm, str(target)) if node.op == "get_attr" else None
+        # What is trained is no number.
+        return None if isinstance(held, nn.Parameter) else float(self._known.value(node))
+
+    def _function(self, node: Node, x: Node, budget: list[int]) -> int | None:
+        """The entry in the table for what a call computes; None if it is of too many calls."""
+        if node is x:
+            return _Table.INPUT
+        key = node, x
+        if key in self._written:
+            return self._written[key]
+        number = self._numbers.get(node)
+        if number is not None:
+            return self.table.number(number)
+        budget[0] -= 1
+        if budget[0] < 0:  # not noted: other functions that end elsewhere may be small enough
+            return None
+        given = {n: self._function(n, x, budget) for n in node.all_input_nodes}
+        is_whole = None not in given.values()
+        if is_whole or budget[0] >= 0:
+            self._written[key] = self.table.call(node, given) if is_whole else None
+        return self._written.get(key)
+
+
+class _Table:
+    """Functions of one input, each once, with their values at the points."""
+
+    INPUT = 0
+
+    def __init__(self) -> None:
+        self._entries: dict[Any, int | None] = {}
+        self._values: list[Tensor] = [_points()]
+        self._operators: dict[int, tuple[OpOverload, _Options] | None] = {}
+
+    def operator(self, entry: int) -> tuple[OpOverload, _Options] | None:
+        """The operator that a function is."""
+        if entry not in self._operators:
+            self._operators[entry] = _operator(self._values[entry])
+        return self._operators[entry]
+
+    def number(self, number: float) -> int:
+        """The entry of a constant function."""
+        if number not in self._entries:
+            self._entries[number] = self._add(torch.tensor(number, dtype=torch.float64))
+        return self._entries[number]  # type: ignore[return-value]
+
+    def call(self, node: Node, given: Mapping[Node, int | None]) -> int | None:
+        """The entry of a call of other entries; None if it cannot be computed."""
+        is_cast = is_call(node, (*CASTS, *IDENTITIES))
+        key = (
+            node.target,
+            node.meta["val"].dtype if is_cast else None,
+            str(map_arg((node.args, node.kwargs), lambda n: f"entry {given[n]}")),
+        )
+        if key not in self._entries:
+            value = self._computed(node, given, is_cast=is_cast)
+            self._entries[key] = None if value is None else self._add(value)
+        return self._entries[key]
+
+    def _add(self, value: Tensor) -> int:
+        self._values.append(value)
+        return len(self._values) - 1
+
+    def _computed(
+        self, node: Node, given: Mapping[Node, int | None], *, is_cast: bool
+    ) -> Tensor | None:
+        values = {n: self._values[entry] for n, entry in given.items() if entry is not None}
+        if is_cast:
+            (source,), dtype = values.values(), node.meta["val"].dtype
+            return source.double() if dtype.is_floating_point else source.to(dtype)
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        target: Any = node.target
+        try:
+            made: Tensor = target(*args, **kwargs)
+        except RuntimeError:  # an integer function of what are floats here
+            return None
+        return made
+
+
+@cache
+def _points() -> Tensor:
+    """Inputs close together around 0, and tiny and large ones, all distinct and sorted."""
+    near = [step / 20 for step in range(-200, 201)]
+    far = torch.logspace(-6, 4, 101, dtype=torch.float64).tolist()
+    return torch.tensor(sorted({*near, *far, *(-x for x in far)}), dtype=torch.float64)
+
+
+@cache
+def _expected() -> tuple[tuple[OpOverload, _Options, Tensor], ...]:
+    return tuple((op, options, op(_points(), **options)) for op, options in _OPERATORS)
+
+
+@cache
+def _places() -> tuple[int, ...]:
+    """Of -1, 0.5 and 2 in the points."""
+    return tuple(int((_points() == number).nonzero()) for number in (-1.0, 0.5, 2.0))
+
+
+@cache
+def _expected_there() -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(values[[*_places()]].tolist()) for _, _, values in _expected())
+
+
+def _operator(values: Tensor) -> tuple[OpOverload, _Options] | None:
+    """The operator that gives these values at the points."""
+    if values.shape != _points().shape or not values.is_floating_point():
+        return None
+    there = [float(values[place]) for place in _places()]  # most functions differ there
+    for (target, options, expected), numbers in zip(_expected(), _expected_there(), strict=True):
+        is_like = all(abs(a - b) <= 2 * _NEAR for a, b in zip(there, numbers, strict=True))
+        if is_like and _are_near(values, expected):
+            return target, options
+    for target, options in _fitted(values, there):
+        if _are_near(values, target(_points(), **options)):
+            return target, options
     return None
 
 
-def _gated(
-    now: Callable[[Node], Node], number: float, x: Node, gate: Node
-) -> tuple[OpOverload, dict[str, Any]] | None:
-    """The activation that a number times an input times a gate is."""
-    target: Any = gate.target
-    if _is(number, 1 / 6) and _three_more(now, gate) is x:
-        return aten.hardswish.default, {}
-    if _is(number, 1):
-        if target in _GATES and _read(now, gate) is x:
-            return _GATES[target], {}
-        softplus = _read(now, gate) if target is aten.tanh.default else None
-        if softplus is not None and softplus.target is aten.softplus.default:
-            is_plain = len(softplus.args) == 1 and not softplus.kwargs
-            return (aten.mish.default, {}) if is_plain and _read(now, softplus) is x else None
-    inner = _one_more(now, gate) if _is(number, 0.5) else None
-    read = _read(now, inner) if inner is not None else None
-    if inner is None or read is None:
-        return None
-    if inner.target is aten.erf.default:
-        scaled = _product(now, read)
-        is_gelu = scaled.factors == (x,) and _is(scaled.number, math.sqrt(0.5))
-        return (aten.gelu.default, {}) if is_gelu else None
-    is_gelu = inner.target is aten.tanh.default and _is_cubic(now, read, x)
-    return (aten.gelu.default, {"approximate": "tanh"}) if is_gelu else None
+def _fitted(values: Tensor, there: list[float]) -> Iterator[tuple[OpOverload, _Options]]:
+    """Activations with a number of their own, as values at some points tell it."""
+    at_minus_one, at_half, at_two = there
+    if -1.0 < at_minus_one < 0.0 and abs(at_two - 2.0) + abs(at_half - 0.5) < _NEAR:
+        yield aten.leaky_relu.default, {"negative_slope": _rounded(-at_minus_one)}
+        yield aten.elu.default, {"alpha": _rounded(at_minus_one / math.expm1(-1.0))}
+    lowest, low, high, highest = (float(values[place]) for place in (0, 1, -2, -1))
+    if lowest < highest and (lowest == low or high == highest):
+        yield (
+            aten.clamp.default,
+            {
+                "min": _rounded(lowest) if lowest == low else None,
+                "max": _rounded(highest) if high == highest else None,
+            },
+        )
 
 
-def _is_cubic(now: Callable[[Node], Node], node: Node, x: Node) -> bool:
-    """True for sqrt(2 / pi) (x + 0.044715 x³), or with x taken out of the sum."""
-    outer = _product(now, node)
-    if not _is(outer.number, math.sqrt(2 / math.pi)):
+def _rounded(number: float) -> float:
+    """A number that was computed, as people write it: 0.1 and not 0.09999999999."""
+    return float(f"{number:.6g}")
+
+
+def _are_near(found: Tensor, expected: Tensor) -> bool:
+    points = _points().abs()
+    near = (found - expected).abs() <= _NEAR * torch.maximum(expected.abs(), points.clamp(max=1))
+    return bool((near | ((points >= _FAR) & ~found.isfinite())).all())
+
+
+def _is_elementwise(node: Node) -> bool:
+    """True for a call that computes each element from those at its place."""
+    is_call_of_aten = node.op == "call_function" and isinstance(node.target, OpOverload)
+    return is_call_of_aten and _computes_elements(node.target) and "val" in node.meta
+
+
+@cache
+def _computes_elements(target: Any) -> bool:
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    if len(outer.factors) == 1:
-        terms = _terms(now, outer.factors[0])
-        products = [_product(now, t) for t in terms if isinstance(t, Node)]
-        return _are(products, [(1.0, (x,)), (0.044715, (x,) * 3)])
-    rest = [factor for factor in outer.factors if factor is not x]
-    gate = _one_more(now, rest[0]) if len(rest) == 1 and len(outer.factors) == 2 else None
-    return gate is not None and _are([_product(now, gate)], [(0.044715, (x,) * 2)])
-
-
-def _are(found: list[_Product], wanted: list[tuple[float, tuple[Node, ...]]]) -> bool:
-    pairs = zip(sorted(found, key=lambda p: len(p.factors)), wanted, strict=False)
-    return len(found) == len(wanted) and all(
-        p.factors == factors and _is(p.number, number) for p, (number, factors) in pairs
-    )
-
-
-def _product(now: Callable[[Node], Node], node: Node, depth: int = 0) -> _Product:
-    """The factors of a value, in the order of its call; of what is no product, itself."""
-    number = 1.0
-    factors: list[Node] = []
-    for factor in _factors(now, node):
-        if not isinstance(factor, Node):
-            number *= factor
-        elif factor is not node and depth < _DEEPEST and _is_product(factor):
-            inner = _product(now, factor, depth + 1)
-            number *= inner.number
-            factors += inner.factors
-        else:
-            factors.append(factor)
-    return _Product(number, tuple(factors))
-
-
-def _is_product(node: Node) -> bool:
-    return is_call(node, (*MUL, *DIV, aten.pow.Tensor_Scalar, aten.square.default))
-
-
-def _factors(now: Callable[[Node], Node], node: Node) -> Iterator[Node | float]:
-    args: tuple[Any, ...] = node.args
-    if is_call(node, MUL) and all(isinstance(a, _OPERANDS) for a in args[:2]):
-        yield from (now(a) if isinstance(a, Node) else float(a) for a in args[:2])
-    elif is_call(node, DIV) and isinstance(args[1], (int, float)) and args[1]:
-        yield now(args[0])
-        yield 1.0 / args[1]
-    elif node.target is aten.pow.Tensor_Scalar and args[1] in (2, 3):
-        yield from [now(args[0])] * int(args[1])
-    elif node.target is aten.square.default:
-        yield from [now(args[0])] * 2
-    else:
-        yield node
-
-
-def _terms(now: Callable[[Node], Node], node: Node) -> list[Node | float]:
-    """The two terms of a sum; none of what is no plain sum."""
-    is_plain = is_call(node, ADD) and argument(node, "alpha") == 1
-    if not is_plain or not all(isinstance(a, _OPERANDS) for a in node.args[:2]):
-        return []
-    return [now(a) if isinstance(a, Node) else float(a) for a in node.args[:2]]  # type: ignore[arg-type]
-
-
-def _plus(now: Callable[[Node], Node], node: Node, number: float) -> Node | None:
-    """What a number is added to."""
-    terms = _terms(now, node)
-    values = [t for t in terms if isinstance(t, Node)]
-    return values[0] if len(values) == 1 and number in terms else None
-
-
-def _one_more(now: Callable[[Node], Node], node: Node) -> Node | None:
-    return _plus(now, node, 1.0)
-
-
-def _three_more(now: Callable[[Node], Node], node: Node) -> Node | None:
-    """X of a relu6(x + 3), whatever operator clips it."""
-    read = _read(now, node) if is_call(node, RELU6) else None
-    return _plus(now, read, 3.0) if read is not None else None
-
-
-def _read(now: Callable[[Node], Node], node: Node) -> Node | None:
-    """The first argument of a call."""
-    source = node.args[0] if node.args else None
-    return now(source) if isinstance(source, Node) else None
-
-
-def _is(number: float, wanted: float) -> bool:
-    return math.isclose(number, wanted, rel_tol=_NEAR)
+    if target._schema.name.partition("::")[2] in _TOLD_APART:
+        return False
+    return torch.Tag.pointwise in target.tags or target in _ELEMENTWISE

@@ -54,6 +54,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants, fold_layer_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
 from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, vectors_as_rows
+from pt2e_quant.passes.cleanup.naming import NAMING_PASSES
 from pt2e_quant.passes.cleanup.remove_dropout import (
     DetachedDropout,
     attach_dropouts,
@@ -61,22 +62,17 @@ from pt2e_quant.passes.cleanup.remove_dropout import (
     remove_dropout,
 )
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
-from pt2e_quant.passes.cleanup.replace_aliases import replace_aliases
 from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
-from pt2e_quant.passes.cleanup.written_activations import name_activations
-from pt2e_quant.passes.cleanup.written_norms import name_norms
-from pt2e_quant.passes.cleanup.written_resizes import name_resizes
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
-_NAMING = (replace_aliases, name_activations, name_norms, name_resizes)
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
     sink_constants,
     functionalize_activations,
-    *_NAMING,
+    *NAMING_PASSES,
     remove_dropout,
     remove_identities,
     keep_squeezed_ranks,
@@ -92,7 +88,7 @@ QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
     functionalize_activations,
-    *_NAMING,
+    *NAMING_PASSES,
     keep_squeezed_ranks,
     vectors_as_rows,
 )
@@ -332,7 +328,7 @@ def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     if not options.as_torchao:
         return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    own = (*_NAMING, fold_affines, einsums_as_linears)
+    own = (*NAMING_PASSES, fold_affines, einsums_as_linears)
     return tuple(fold_layer_constants if p is fold_constants else p for p in passes if p not in own)
 
 

@@ -39,9 +39,13 @@ OTHERS = {
     "unbiased": lambda x: (x - x.mean(1, True)) / (x.var(1, keepdim=True) + EPS).sqrt(),
     "other_axis": lambda x: (x - x.mean(1, True)) / (x.var(2, False, True) + EPS).sqrt(),
     "of_another": lambda x: (x - x.mean(1, True)) / ((x + 1).var(1, False, True) + EPS).sqrt(),
-    "root_mean_square": lambda x: x / (x.pow(2).mean(1, True) + EPS).sqrt(),
+    "rms_of_another": lambda x: x / ((x + 1).pow(2).mean(1, True) + EPS).sqrt(),
+    "mean_of_product": lambda x: x / ((x * 2).mean(1, True) + EPS).sqrt(),
+    "rms_of_image": lambda x: x / (x.pow(2).mean((2, 3), True) + EPS).sqrt(),
     "no_root": lambda x: (x - x.mean(1, True)) / (x.var(1, False, True) + EPS),
-    "two_axes": lambda x: (x - x.mean((2, 3), True)) / (x.var((2, 3), False, True) + EPS).sqrt(),
+    "rows_and_channels": lambda x: (
+        (x - x.mean((1, 2), True)) / (x.var((1, 2), False, True) + EPS).sqrt()
+    ),
     "cube": lambda x: (
         (x - x.mean(1, True)) / ((x - x.mean(1, True)).pow(4).mean(1, True) + EPS).sqrt()
     ),
@@ -64,6 +68,35 @@ def test_norm_when_written_out_then_a_layer_norm(name, dim):
     assert names(gm).count("aten.layer_norm.default") == 1
     expected = F.layer_norm(X.movedim(dim, -1), (X.shape[dim],), eps=EPS).movedim(-1, dim)
     torch.testing.assert_close(gm(X), expected)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda x: x / (x.pow(2).mean(1, keepdim=True) + EPS).sqrt(),
+        lambda x: torch.rsqrt((x * x).mean(1, True) + EPS) * x,
+        lambda x: x * torch.rsqrt(x.square().mean(-3, True) + EPS),
+    ],
+)
+def test_norm_when_by_the_mean_of_squares_of_channels_then_an_rms_norm(written):
+    gm = captured(written)
+    assert name_norms(gm).changed
+    assert names(gm).count("aten.rms_norm.default") == 1
+    torch.testing.assert_close(gm(X), written(X))
+
+
+def test_norm_when_by_the_mean_of_squares_of_the_last_axis_then_left_to_idioms():
+    gm = captured(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, True) + EPS))
+    assert not name_norms(gm).changed
+
+
+@pytest.mark.parametrize("written", WRITTEN.values())
+@pytest.mark.parametrize("dims", [(2, 3), (3, 2), (-2, -1)])
+def test_norm_when_of_rows_and_columns_then_an_instance_norm(written, dims):
+    gm = captured(lambda x: written(x, dims))
+    assert name_norms(gm).changed
+    assert names(gm) == ["aten.instance_norm.default"]
+    torch.testing.assert_close(gm(X), F.instance_norm(X, eps=EPS))
 
 
 @pytest.mark.parametrize("name", OTHERS)
