@@ -275,6 +275,7 @@ _MOVING_ROWS = (
     _moves("index_select", (aten.index_select.default,), "Gather (uint8)"),
     _moves("identity", ops.IDENTITIES, "nothing"),
     _moves("pixel_shuffle", (aten.pixel_shuffle.default,), "DepthToSpace (uint8)"),
+    _moves("pixel_unshuffle", (aten.pixel_unshuffle.default,), "SpaceToDepth, Gather (uint8)"),
     _moves("flip", (aten.flip.default,), "Slice (uint8)"),
     _moves("pad", ops.PAD, "Pad (uint8)", PADS_WITH_A_NUMBER),
     _moves(

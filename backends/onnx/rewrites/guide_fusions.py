@@ -21,6 +21,8 @@ from pt2e_quant.backends.onnx.values import (
 
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")
 """The products whose float weights ONNX Runtime rounds."""
+_MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that ONNX Runtime moves quantizes and dequantizes past, and Flatten."""
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -39,7 +41,8 @@ def keep_weight_float(product: ir.Node) -> bool:
     """Put a Sum of one tensor, which copies it, between a product in float and its quantize.
 
     ONNX Runtime 1.32 (WeightBiasQuantization) rounds float weights to int8 per tensor, at load,
-    where the product reads a dequantize and leads to a quantize, at most through Relu and Clip.
+    where the product reads a dequantize and leads to a quantize, at most through Relu and Clip. It
+    has moved both past operators that only move values before.
 
     Before:  ConvTranspose(dq(x), w float) -> Relu -> q
     After:   ConvTranspose(dq(x), w float) -> Relu -> Sum -> q
@@ -47,16 +50,35 @@ def keep_weight_float(product: ir.Node) -> bool:
     Returns:
         Whether there was need of one.
     """
-    if product.op_type not in _ROUNDED or read_dequantize(product.inputs[0]) is None:
+    if product.op_type not in _ROUNDED or not _comes_from_dequantize(product.inputs[0]):
         return False
     output, uses = product.outputs[0], list(product.outputs[0].uses())
     while len(uses) == 1 and uses[0].node.op_type in ("Relu", "Clip"):
         output = uses[0].node.outputs[0]
         uses = list(output.uses())
-    if len(uses) != 1 or uses[0].node.op_type != "QuantizeLinear":
+    if not _leads_to_quantize(output):
         return False
     put_sum_behind(output)
     return True
+
+
+def _comes_from_dequantize(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in _MOVES:
+        value = node.inputs[0]
+        node = value.producer() if value is not None else None
+    return read_dequantize(value) is not None
+
+
+def _leads_to_quantize(value: ir.Value) -> bool:
+    stack = [value]
+    while stack:
+        for use in stack.pop().uses():
+            if use.node.op_type == "QuantizeLinear":
+                return True
+            if use.node.op_type in _MOVES and use.idx == 0:
+                stack += use.node.outputs[:1]
+    return False
 
 
 def put_sum_behind(output: ir.Value) -> None:

@@ -14,6 +14,7 @@ from pt2e_quant.backends.onnx.rewrites.block_kernels import (
     multiply_blocks,
     transpose_blocks,
 )
+from pt2e_quant.backends.onnx.rewrites.blocks_as_depth import blocks_as_depth
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once, gather_integers
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
 from pt2e_quant.backends.onnx.rewrites.guide_fusions import (
@@ -189,6 +190,7 @@ _STATIC: tuple[Rewrite, ...] = (
     absorb_clips,
     subtract_by_add,
     run_on_integers,
+    blocks_as_depth,
     cancel_requantize,
 )
 _LAST: tuple[Rewrite, ...] = (

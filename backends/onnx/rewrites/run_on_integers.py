@@ -31,15 +31,19 @@ _DATA_INPUTS = {"Pad": 1, "Max": None, "Min": None, "SpaceToDepth": 1}
 def run_on_integers(graph: ir.Graph) -> int:
     """Take the q/dq off operators that only move or compare values.
 
-    Before:  dq(x_q) -> Pad | Max | Min | SpaceToDepth -> q, all on the same qparams
-    After:   Pad | Max | Min | SpaceToDepth (x_q)
+    Before:  dq(x_q) -> Pad | Max | Min | SpaceToDepth (, Gather) -> q, all on the same qparams
+    After:   Pad | Max | Min | SpaceToDepth (, Gather) (x_q)
     """
     changed = 0
     for node in list(graph):
         if node.op_type not in _DATA_INPUTS:
             continue
         count = _DATA_INPUTS[node.op_type] or len(node.inputs)
+        moved = [node.outputs[0]]
         reader = only_consumer(node.outputs[0])
+        if reader is not None and reader.op_type == "Gather" and node.op_type == "SpaceToDepth":
+            moved.append(reader.outputs[0])  # as pixel_unshuffle is written
+            reader = only_consumer(reader.outputs[0])
         after = read_quantize(reader) if reader is not None else None
         before = [read_dequantize(v) for v in node.inputs[:count]]
         if after is None or not _all_same(before, after):
@@ -49,8 +53,9 @@ def run_on_integers(graph: ir.Graph) -> int:
         for at, one in enumerate(before):
             assert one is not None
             node.replace_input_with(at, one.quantized)
-        node.outputs[0].type = ir.TensorType(after.quantized.dtype or ir.DataType.UINT8)
-        redirect(after.quantized, node.outputs[0])
+        for value in moved:
+            value.type = ir.TensorType(after.quantized.dtype or ir.DataType.UINT8)
+        redirect(after.quantized, moved[-1])
         graph.remove(after.node, safe=True)
         changed += 1
     return changed

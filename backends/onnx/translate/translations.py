@@ -55,6 +55,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.log1p.default: log1p,
         torch.ops.aten.mean.dim: mean,
+        torch.ops.aten.pixel_unshuffle.default: pixel_unshuffle,
         torch.ops.higher_order.map_impl: map_rows,
         torch.ops.higher_order.while_loop: while_loop,
         **per_token_translations(),
@@ -63,6 +64,22 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         **reduction_translations(),
         **recurrent_translations(),
     }
+
+
+def pixel_unshuffle(x: ir.Value, downscale_factor: int) -> ir.Value:
+    """SpaceToDepth, whose channels are sorted by pixel first; see `blocks_as_depth`."""
+    assert x.shape is not None
+    rank = len(x.shape)
+    if rank != _IMAGE_DIMS:
+        leading, image = (op.Shape(x, **span) for span in ({"end": -3}, {"start": -3}))
+        x = op.Reshape(x, op.Concat(op.Constant(value_ints=[-1]), image, axis=0))
+    depth = op.SpaceToDepth(x, blocksize=downscale_factor)
+    channels = op.Squeeze(op.Shape(depth, start=1, end=2))
+    places = op.Reshape(op.Range(0, channels, 1), [downscale_factor**2, -1])
+    made = op.Gather(depth, op.Reshape(op.Transpose(places, perm=[1, 0]), [-1]), axis=1)
+    if rank != _IMAGE_DIMS:
+        made = op.Reshape(made, op.Concat(leading, op.Shape(made, start=1), axis=0))
+    return _made(made)
 
 
 def map_rows(

@@ -118,3 +118,40 @@ def test_resize_when_its_channels_are_first_then_one_operator():
     assert "Gather" not in types
     x = torch.randn(3, 4, 9, 7)
     torch.testing.assert_close(artifact.run(x), graph(x), rtol=0, atol=2e-2)
+
+
+class Shares(nn.Module):
+    """A softmax of a convolution's channels, or of its rows."""
+
+    def __init__(self, name, dim):
+        super().__init__()
+        self.conv, self.name, self.dim = nn.Conv2d(3, 4, 3, padding=1), name, dim
+
+    def forward(self, x):
+        return getattr(torch, self.name)(self.conv(x), self.dim)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("dim", "rank"), [(1, 3), (-3, 3), (0, 2), (2, 4), (3, 4)])
+def test_softmax_when_axes_are_behind_it_then_of_one_axis_more(name, dim, rank, is_dynamic):
+    torch.manual_seed(0)
+    model, x = Shares(name, dim).eval(), torch.randn(2, 3, 8, 6)
+    sizes = {n: torch.export.Dim(f"d{n}", max=99) for n in (0, 2, 3)}
+    artifact = pq.quantize(
+        model,
+        (x,),
+        dynamic_shapes=[sizes] if is_dynamic else None,
+        calibration_data=[x],
+        backend="onnx",
+        progress=False,
+    )
+    graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(artifact.model)).graph
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in [*graph.value_info, *graph.output]}
+    wanted = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[name]
+    if name == "softmax":
+        assert artifact.report.integer_ops["QLinearSoftmax"] == 1
+    found = [ranks[n.output[0]] for n in graph.node if n.op_type == wanted]
+    assert found == [rank]
+    for batch in (x, torch.randn(5, 3, 10, 4)) if is_dynamic else (x,):
+        assert pq.sqnr_db(model(batch), artifact.run(batch)) > 25
