@@ -13,6 +13,7 @@ from pt2e_quant.backends.onnx.values import (
     int_attribute,
     is_wide,
     make_constant,
+    permutation,
     read_dequantize,
     redirect,
 )
@@ -34,6 +35,8 @@ def dequantize_once(graph: ir.Graph) -> int:
     After:   Conv | Gemm | MatMul (x, (Cast(w) - zero_point) * scale)
     """
     changed = 0
+    for node in [n for n in graph if n.op_type == "DequantizeLinear"]:
+        _part_readers(node)
     for node in list(graph):
         if node.op_type != "DequantizeLinear" or not _is_float_weight(node):
             continue
@@ -58,6 +61,36 @@ def _readers(dequantize: ir.Node) -> list[ir.Node]:
     if all(reader.op_type == "Transpose" for reader in readers):
         return [use.node for reader in readers for use in reader.outputs[0].uses()]
     return readers
+
+
+def _part_readers(dequantize: ir.Node) -> None:
+    """Give products in float a dequantize of their own where others multiply the integers.
+
+    Layers that a model calls twice share their weights, and one call may be left float.
+    """
+    if constant(dequantize.inputs[0]) is None:
+        return
+    output = dequantize.outputs[0]
+    turns = [use.node for use in output.uses() if use.node.op_type == "Transpose"]
+    values = [output, *(turn.outputs[0] for turn in turns)]
+    uses = [use for value in values for use in value.uses() if use.node not in turns]
+    floats = [use for use in uses if use.node.op_type in _HEAVY and not _reads_integers(use.node)]
+    if not floats or len(floats) == len(uses):
+        return
+    options = {name: attribute.value for name, attribute in dequantize.attributes.items()}
+    name = f"{output.name}_apart"
+    made = {output: call(dequantize, "DequantizeLinear", dequantize.inputs, options, name=name)}
+    made[output].type, made[output].shape = output.type, output.shape
+    for use in floats:
+        read = use.node.inputs[use.idx]
+        assert read is not None
+        if read not in made:
+            turn = read.producer()
+            assert turn is not None
+            order = {"perm": permutation(turn) or []}
+            own = f"{read.name}_apart"
+            made[read] = call(turn, "Transpose", [made[output]], order, name=own, like=read)
+        use.node.replace_input_with(use.idx, made[read])
 
 
 def _is_float_weight(dequantize: ir.Node) -> bool:

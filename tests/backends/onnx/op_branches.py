@@ -118,6 +118,7 @@ MOVING: dict[str, tuple[Branch, str]] = {
     "index_select": (lambda x: x.index_select(1, torch.tensor([0, 2])), "Gather"),
     "identity": (lambda x: x.clone(), "DequantizeLinear"),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), "DepthToSpace"),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), "SpaceToDepth"),
     "flip": (lambda x: x.flip(3), "Slice"),
     "pad": (lambda x: F.pad(x, (1, 1, 2, 0)), "Pad"),
     "pad value": (lambda x: F.pad(x, (1, 1), value=0.25), "Pad"),

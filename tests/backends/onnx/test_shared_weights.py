@@ -43,3 +43,29 @@ def test_shared_linear_when_lowered_then_each_is_integer_and_the_weight_stored_o
     assert products == [1, 3]
     assert made[1].report.sqnr_canonical_db > 40
     assert made[1].size_bytes - made[0].size_bytes < 256 * 256
+
+
+class Twice(nn.Module):
+    """A linear of two tensors, the second of which stays float."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(64, 64, bias=bias), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layer(x)
+        return first + self.layer(self.norm(first))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 64), (5, 64)])
+def test_shared_linear_when_one_call_is_float_then_the_other_is_integer(shape, bias):
+    torch.manual_seed(0)
+    model, x = Twice(bias).eval(), torch.randn(shape)
+    backend = pq.backends.get("onnx").allowing_slower()
+    program = torch.export.export(model, (x,))
+    quantizer = backend.quantizer("int8").set_node("linear_1", None)
+    quantized = pq.convert(pq.calibrate(pq.prepare(program, quantizer), [x], progress=False))
+    artifact = backend.lower(quantized)
+    assert list(artifact.report.integer_ops.values()) == [1]
+    assert pq.sqnr_db(model(x), artifact.run(x)) > 30
