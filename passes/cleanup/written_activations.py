@@ -42,6 +42,8 @@ _ELEMENTWISE = {*CASTS, *MASKED_FILL, *WHERE, *IDENTITIES, *ACTIVATIONS, aten.lo
 """Operators that torch does not mark as elementwise, and are."""
 _TOLD_APART = {"eq", "ne", "isnan", "isinf", "isfinite", "nan_to_num", "isneginf", "isposinf"}
 """Operators that treat single numbers in a way of their own, which points may miss."""
+_STOPS_GRADIENTS = {"detach"}
+"""Behind them a function has other gradients than its values tell."""
 _FILLED = {
     aten.zeros_like.default: 0.0,
     aten.ones_like.default: 1.0,
@@ -246,7 +248,8 @@ class _Table:
     ) -> Tensor | None:
         values = {n: self._values[entry] for n, entry in given.items() if entry is not None}
         if is_cast:
-            (source,), dtype = values.values(), node.meta["val"].dtype
+            read: Any = node.args[0]
+            source, dtype = values[read], node.meta["val"].dtype
             return source.double() if dtype.is_floating_point else source.to(dtype)
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         target: Any = node.target
@@ -334,6 +337,6 @@ def _is_elementwise(node: Node) -> bool:
 def _computes_elements(target: Any) -> bool:
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    if target._schema.name.partition("::")[2] in _TOLD_APART:
+    if target._schema.name.partition("::")[2] in _TOLD_APART | _STOPS_GRADIENTS:
         return False
     return torch.Tag.pointwise in target.tags or target in _ELEMENTWISE

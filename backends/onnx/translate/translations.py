@@ -19,6 +19,7 @@ from torch.onnx._internal.exporter._torchlib.ops.hop import (
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import per_token_translations
 from pt2e_quant.backends.onnx.rewrites.write_formats import format_translations
 from pt2e_quant.backends.onnx.rewrites.write_recurrent import recurrent_translations
+from pt2e_quant.backends.onnx.translate.activations import activation_translations
 from pt2e_quant.backends.onnx.translate.marks import mark
 from pt2e_quant.backends.onnx.translate.reductions import reduction_translations
 from pt2e_quant.backends.onnx.values import MICROSOFT
@@ -62,6 +63,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         **format_translations(),
         **idiom_translations(),
         **reduction_translations(),
+        **activation_translations(),
         **recurrent_translations(),
     }
 

@@ -1,0 +1,83 @@
+"""Activations in ONNX are as exact as torch's, from tiny inputs to such as would overflow."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+import onnx
+import onnxruntime
+
+import pt2e_quant as pq
+from pt2e_quant.backends.onnx.translate.translations import translation_table
+from tests.call_function import Call
+
+FAR = torch.logspace(-8, 4, 200)
+X = torch.cat([torch.linspace(-30, 30, 1000), FAR, -FAR])
+SLOPES = torch.linspace(-0.5, 1.5, 5)
+FUNCTIONS = {
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "softplus of beta": lambda x: F.softplus(x, 3.0),
+    "prelu": lambda x: F.prelu(x, SLOPES[:1]),
+    "prelu of channels": lambda x: F.prelu(x, SLOPES),
+}
+REMOVED = {"Mish", "Softplus", "PRelu", "Tanh"}
+
+
+def exported(function, x):
+    """The model, in torch's export with our translations alone."""
+    program = torch.export.export(Call(function), (x,))
+    made = torch.onnx.export(
+        program, custom_translation_table=translation_table(), opset_version=21, verbose=False
+    )
+    file = io.BytesIO()
+    made.save(file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(-1, 5), (-1, 5, 8), (5, 5, 7, 8)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_activation_when_translated_then_as_exact_as_torch(name, shape):
+    x = X.view(shape)
+    model = exported(FUNCTIONS[name], x)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert not REMOVED & {node.op_type for node in onnx.load_from_string(model).graph.node}
+    torch.testing.assert_close(torch.from_numpy(found), FUNCTIONS[name](x), rtol=2e-6, atol=1e-30)
+
+
+class Slopes(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1)
+        self.slopes = nn.PReLU(count)
+
+    def forward(self, x):
+        return self.last(self.slopes(self.first(x)))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+@pytest.mark.parametrize(("count", "is_leaky"), [(1, True), (5, False)])
+def test_prelu_when_it_has_one_slope_then_a_leaky_relu(count, is_leaky, backend):
+    pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
+    torch.manual_seed(0)
+    model, x = Slopes(count).eval(), torch.randn(2, 3, 9, 9)
+    program = torch.export.export(model, (x,))
+    target = pq.backends.get(backend)
+    prepared = pq.prepare(program, target.quantizer("int8"), effort="fast")
+    assert any("leaky_relu" in str(n.target) for n in prepared.graph.nodes) == is_leaky
+    artifact = target.lower(pq.convert(pq.calibrate(prepared, [x], progress=False)))
+    assert pq.sqnr_db(model(x), artifact.run(x)) > 25
+
+
+def test_prelu_when_trained_then_its_slope_is():
+    model, x = Slopes(1).train(), torch.randn(2, 3, 9, 9)
+    program = torch.export.export(model, (x,))
+    prepared = pq.prepare_qat_pt2e(program, pq.backends.get("onnx").quantizer("int8"))
+    assert any("prelu" in str(n.target) for n in prepared.graph.nodes)
+    prepared(x).sum().backward()
+    assert dict(prepared.named_parameters())["slopes.weight"].grad is not None
