@@ -7,6 +7,7 @@ microseconds; the forms are those of `backends/onnx/translate/activations.py`.
 import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from benchmarks.results import write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 
-SIZES = ((1, 16, 14, 14), (1, 64, 32, 32), (1, 96, 56, 56))
+SIZES = ((1, 16, 14, 14), (1, 64, 32, 32), (1, 96, 56, 56), (1, 512, 1, 768))
 _NUMBERS = {"zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0, "most": 20.0}
 
 
@@ -61,6 +62,14 @@ FORMS: dict[str, tuple[list[NodeProto], list[NodeProto]]] = {
             _node("Add", "x p"),
         ],
     ),
+    "mean of rows": (
+        [_node("ReduceMean", "x axis")],
+        [
+            _node("Reshape", "x flat", "r"),
+            _node("MatMul", "ones r", "m"),
+            _node("Div", "m count"),
+        ],
+    ),
     "square root": ([_node("Pow", "x half")], [_node("Sqrt", "x")]),
 }
 """Of each function the operator, or what it is exported as, and the other form."""
@@ -69,7 +78,11 @@ FORMS: dict[str, tuple[list[NodeProto], list[NodeProto]]] = {
 def _call(
     nodes: list[NodeProto], size: tuple[int, ...], *, is_positive: bool
 ) -> Callable[[], object]:
-    constants = {name: np.float32(number) for name, number in _NUMBERS.items()}
+    constants: dict[str, Any] = {name: np.float32(n) for name, n in _NUMBERS.items()}
+    constants["count"] = np.float32(size[1])
+    constants["ones"] = np.ones((1, size[1]), np.float32)
+    constants["axis"] = np.array([1], np.int64)
+    constants["flat"] = np.array([0, 0, -1], np.int64)
     constants["slope"] = np.linspace(0.1, 0.4, size[1], dtype=np.float32).reshape(-1, 1, 1)
     read = {name for node in nodes for name in node.input}
     held = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in read]
@@ -90,7 +103,7 @@ def measure(name: str, size: tuple[int, ...]) -> dict[str, object]:
     """Microseconds of both forms, whose results are close."""
     calls = [_call(nodes, size, is_positive="root" in name) for nodes in FORMS[name]]
     (first,), (second,) = (call() for call in calls)
-    np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first.ravel(), second.ravel(), rtol=1e-5, atol=1e-6)
     one, several = map(statistics.median, times_in_turn(calls, rounds=200, seconds=2))
     return {
         "function": name,

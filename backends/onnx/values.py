@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -106,6 +106,11 @@ def call(
         output.type, output.shape = like.type, like.shape
     node.metadata_props.update(at.metadata_props)
     return output
+
+
+def typed(value: object) -> ir.Value:
+    """The value that an onnxscript operator, which has no types, returned."""
+    return cast("ir.Value", value)
 
 
 def only_consumer(value: ir.Value) -> ir.Node | None:

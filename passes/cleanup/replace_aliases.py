@@ -54,7 +54,7 @@ _ROOTS = {
     -0.5: aten.rsqrt.default,
     -1: aten.reciprocal.default,
 }
-"""Powers that have operators of their own, which take a tenth of the time in ONNX Runtime."""
+"""Powers that have operators of their own; a root is 2 to 14 times as fast in ONNX Runtime."""
 _JOINS = {"hstack": 1, "vstack": 0, "row_stack": 0, "dstack": 2, "column_stack": 1}
 """The dimension along which each joins tensors that have it."""
 

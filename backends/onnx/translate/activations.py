@@ -1,14 +1,17 @@
 """ONNX for activations whose operators ONNX Runtime computes slowly, one value at a time.
 
-65,536 values take it 0.9 ms as Softplus or Mish, and 0.05 ms as Exp (`benchmarks/onnx_forms.py`).
+On images they are 1.7 to 4.7 times as fast in these forms (`benchmarks/onnx_forms.py`), but a PRelu
+of small ones.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnxscript import opset21
+
+from pt2e_quant.backends.onnx.values import typed
 
 op: Any = opset21
 
@@ -31,7 +34,7 @@ def mish(x: ir.Value) -> ir.Value:
     two = _like(2.0, x)
     exp = op.Exp(op.Min(x, _like(_SATURATED, x)))
     square = op.Mul(exp, op.Add(exp, two))
-    return _made(op.Mul(x, op.Div(square, op.Add(square, two))))
+    return typed(op.Mul(x, op.Div(square, op.Add(square, two))))
 
 
 def softplus(x: ir.Value, beta: float = 1.0, threshold: float = 20.0) -> ir.Value:
@@ -47,7 +50,7 @@ def softplus(x: ir.Value, beta: float = 1.0, threshold: float = 20.0) -> ir.Valu
     whole = op.Add(small, one)
     lost = op.Div(op.Sub(small, op.Sub(whole, one)), whole)
     log = op.Add(op.Log(whole), lost)
-    return _made(op.Add(op.Relu(x), log if beta == 1 else op.Div(log, _like(float(beta), x))))
+    return typed(op.Add(op.Relu(x), log if beta == 1 else op.Div(log, _like(float(beta), x))))
 
 
 def prelu(x: ir.Value, weight: ir.Value) -> ir.Value:
@@ -57,13 +60,8 @@ def prelu(x: ir.Value, weight: ir.Value) -> ir.Value:
     slope = op.Sub(weight, _like(1.0, weight))
     if len(x.shape) > 2 and weight.shape[0] != 1:
         slope = op.Reshape(slope, op.Constant(value_ints=[-1, *[1] * (len(x.shape) - 2)]))
-    return _made(op.Add(x, op.Mul(op.Min(x, _like(0.0, x)), slope)))
+    return typed(op.Add(x, op.Mul(op.Min(x, _like(0.0, x)), slope)))
 
 
 def _like(number: float, x: ir.Value) -> Any:
     return op.CastLike(op.Constant(value_float=number), x)
-
-
-def _made(value: object) -> ir.Value:
-    """The value that an onnxscript operator, which has no types, returned."""
-    return cast("ir.Value", value)

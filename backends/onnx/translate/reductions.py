@@ -1,4 +1,4 @@
-"""ONNX for average pools with a divisor of their own, and for group norms, which lack a kernel."""
+"""ONNX for means, and for average pools with a divisor and group norms, which lack a kernel."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,9 +9,12 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
+from pt2e_quant.backends.onnx.values import typed
 from pt2e_quant.graph.ops import each_axis
 
 op: Any = opset21
+
+_IMAGE_DIMS = 4
 
 
 def reduction_translations() -> dict[Callable[..., object], Callable[..., object]]:
@@ -21,6 +24,7 @@ def reduction_translations() -> dict[Callable[..., object], Callable[..., object
         aten.avg_pool2d.default: average_pool(2),
         aten.avg_pool3d.default: average_pool(3),
         aten.group_norm.default: group_norm,
+        aten.mean.dim: mean,
     }
 
 
@@ -146,3 +150,59 @@ def group_norm(
     found = found if weight is None else op.Mul(found, op.Reshape(weight, over))
     made: ir.Value = found if bias is None else op.Add(found, op.Reshape(bias, over))
     return made
+
+
+def mean(
+    x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
+) -> ir.Value:
+    """GlobalAveragePool where the mean of integers or of images is over all spatial axes.
+
+    Behind integer convolutions, whose channels are last, ONNX Runtime's ReduceMean takes much
+    longer; behind float ones both take the same. Other means are a ReduceMean: ONNX
+    Runtime knows norms that are written out by it.
+    """
+    if dtype != -1 and dtype is not None:
+        x = op.Cast(x, to=dtype)
+    rank = len(x.shape) if x.shape is not None else 0
+    axes = sorted(d % rank for d in dim) if dim and rank else []
+    producer = x.producer()
+    is_dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+    is_image = is_dequantized or (rank == _IMAGE_DIMS and x.dtype is ir.DataType.FLOAT)
+    if is_image and rank > 2 and axes == list(range(2, rank)):
+        pooled = op.GlobalAveragePool(x)
+        return typed(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
+    if axes == [1] and _is_one_matrix(x):
+        return _mean_of_rows(x, keepdim=keepdim)
+    over = [op.Constant(value_ints=list(dim))] if dim else []
+    return typed(op.ReduceMean(x, *over, keepdims=int(keepdim)))
+
+
+def _is_one_matrix(x: ir.Value) -> bool:
+    """True for float32 tokens or an image, of a batch that is always 1."""
+    shape = x.shape
+    if shape is None or len(shape) not in (_IMAGE_DIMS - 1, _IMAGE_DIMS):
+        return False
+    return x.dtype is ir.DataType.FLOAT and shape[0] == 1
+
+
+def _mean_of_rows(x: ir.Value, *, keepdim: bool) -> ir.Value:
+    """A row of ones times the rows, by their number.
+
+    ONNX Runtime sums the rows of one matrix element by element, which takes 1.1 to 4.7 times as
+    long (`benchmarks/onnx_forms.py`). Of a larger batch it sums as fast.
+    """
+    assert x.shape is not None
+    count = op.Shape(x, start=1, end=2)
+    ones = op.Expand(op.Constant(value_floats=[1.0]), op.Concat(_one(), count, axis=0))
+    is_image = len(x.shape) == _IMAGE_DIMS
+    rows = op.Reshape(x, op.Constant(value_ints=[0, 0, -1])) if is_image else x
+    total = op.MatMul(ones, rows)
+    mean = op.Div(total, op.Cast(count, to=ir.DataType.FLOAT))
+    if is_image:
+        sizes = [op.Shape(x, start=0, end=1), *([_one()] if keepdim else []), op.Shape(x, start=2)]
+        return typed(op.Reshape(mean, op.Concat(*sizes, axis=0)))
+    return typed(mean if keepdim else op.Squeeze(mean, _one()))
+
+
+def _one() -> Any:
+    return op.Constant(value_ints=[1])

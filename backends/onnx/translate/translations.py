@@ -5,7 +5,7 @@ Python values for literals, an `ir.DataType` for a dtype.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from pt2e_quant.backends.onnx.rewrites.write_recurrent import recurrent_translat
 from pt2e_quant.backends.onnx.translate.activations import activation_translations
 from pt2e_quant.backends.onnx.translate.marks import mark
 from pt2e_quant.backends.onnx.translate.reductions import reduction_translations
-from pt2e_quant.backends.onnx.values import MICROSOFT
+from pt2e_quant.backends.onnx.values import MICROSOFT, typed
 from pt2e_quant.graph.idioms.masks import AdditiveMask, AnySeen
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
 from pt2e_quant.graph.idioms.rotary_embedding import RotaryEmbedding
@@ -55,7 +55,6 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.log1p.default: log1p,
-        torch.ops.aten.mean.dim: mean,
         torch.ops.aten.pixel_unshuffle.default: pixel_unshuffle,
         torch.ops.higher_order.map_impl: map_rows,
         torch.ops.higher_order.while_loop: while_loop,
@@ -81,7 +80,7 @@ def pixel_unshuffle(x: ir.Value, downscale_factor: int) -> ir.Value:
     made = op.Gather(depth, op.Reshape(op.Transpose(places, perm=[1, 0]), [-1]), axis=1)
     if rank != _IMAGE_DIMS:
         made = op.Reshape(made, op.Concat(leading, op.Shape(made, start=1), axis=0))
-    return _made(made)
+    return typed(made)
 
 
 def map_rows(
@@ -133,7 +132,7 @@ def quantize_per_tensor(
     ):
         limits = ((limit - zero_point) * scale for limit in (quant_min, quant_max))
         x = op.Clip(x, *(_real(limit) for limit in limits))
-        return _made(op.QuantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype)))
+        return typed(op.QuantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype)))
     quantized = op.QuantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype))
     return _narrow(quantized, quant_min, quant_max, dtype)
 
@@ -223,7 +222,7 @@ def choose_qparams(
     _, scale, zero_point = op.DynamicQuantizeLinear(x)
     # torch's operator gives float64 and int64; the quantize looks behind these casts.
     wide = op.Cast(scale, to=ir.DataType.DOUBLE), op.Cast(zero_point, to=ir.DataType.INT64)
-    return _made(wide[0]), _made(wide[1])
+    return typed(wide[0]), typed(wide[1])
 
 
 def log1p(x: ir.Value) -> ir.Value:
@@ -235,30 +234,7 @@ def log1p(x: ir.Value) -> ir.Value:
     whole = op.Add(x, one)
     log = op.Log(whole)
     small = op.Mul(log, op.Div(x, op.Sub(whole, one)))
-    return _made(op.Where(op.Greater(x, one), log, op.Where(op.Equal(whole, one), x, small)))
-
-
-def mean(
-    x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
-) -> ir.Value:
-    """GlobalAveragePool where the mean of integers or of images is over all spatial axes.
-
-    Behind integer convolutions, whose channels are last, ONNX Runtime's ReduceMean takes much
-    longer; behind float ones both take the same. Other means are a ReduceMean: ONNX
-    Runtime knows norms that are written out by it.
-    """
-    if dtype != -1 and dtype is not None:
-        x = op.Cast(x, to=dtype)
-    rank = len(x.shape) if x.shape is not None else 0
-    axes = sorted(d % rank for d in dim) if dim and rank else []
-    producer = x.producer()
-    is_dequantized = producer is not None and producer.op_type == "DequantizeLinear"
-    is_image = is_dequantized or (rank == _IMAGE_DIMS and x.dtype is ir.DataType.FLOAT)
-    if is_image and rank > 2 and axes == list(range(2, rank)):
-        pooled = op.GlobalAveragePool(x)
-        return _made(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
-    over = [op.Constant(value_ints=list(dim))] if dim else []
-    return _made(op.ReduceMean(x, *over, keepdims=int(keepdim)))
+    return typed(op.Where(op.Greater(x, one), log, op.Where(op.Equal(whole, one), x, small)))
 
 
 def _dynamic_quantize(x: ir.Value, scale: float | ir.Value) -> ir.Value | None:
@@ -279,13 +255,13 @@ def _four_bit(
     low, high = _INTEGER_LIMITS[narrow]
     if quant_min < low or quant_max > high:
         return x, dtype
-    return _made(op.Cast(x, to=narrow)), narrow
+    return typed(op.Cast(x, to=narrow)), narrow
 
 
 def _single(x: ir.Value) -> ir.Value:
     """Cast to float32: QuantizeLinear wants the scale in its input's type; scales are float32."""
     is_single = x.dtype in (None, ir.DataType.FLOAT)
-    return x if is_single else _made(op.Cast(x, to=ir.DataType.FLOAT))
+    return x if is_single else typed(op.Cast(x, to=ir.DataType.FLOAT))
 
 
 def _real(scale: float | ir.Value) -> ir.Value:
@@ -296,8 +272,8 @@ def _in_dtype(value: float | ir.Value, dtype: ir.DataType) -> ir.Value:
     if isinstance(value, ir.Value):
         value = _uncast(value)
         is_same = value.dtype == dtype or value.dtype is None
-        return value if is_same else _made(op.Cast(value, to=dtype))
-    return _made(op.Constant(value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)))
+        return value if is_same else typed(op.Cast(value, to=dtype))
+    return typed(op.Constant(value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)))
 
 
 def _uncast(value: ir.Value) -> ir.Value:
@@ -320,18 +296,13 @@ def _limits(dtype: ir.DataType) -> tuple[int, int]:
 def _narrow(quantized: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType) -> ir.Value:
     if (quant_min, quant_max) == _limits(dtype):
         return quantized
-    return _made(op.Clip(quantized, _in_dtype(quant_min, dtype), _in_dtype(quant_max, dtype)))
+    return typed(op.Clip(quantized, _in_dtype(quant_min, dtype), _in_dtype(quant_max, dtype)))
 
 
 def _as(real: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     if dtype is None or dtype in (-1, ir.DataType.FLOAT):
         return real
-    return _made(op.Cast(real, to=dtype))
-
-
-def _made(value: object) -> ir.Value:
-    """The value that an onnxscript operator, which has no types, returned."""
-    return cast("ir.Value", value)
+    return typed(op.Cast(real, to=dtype))
 
 
 _rotary = mark("RotaryEmbedding", ("x", "start", "cos", "sin"), ("y",), domain=MICROSOFT)

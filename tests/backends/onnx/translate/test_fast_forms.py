@@ -1,4 +1,4 @@
-"""Activations in ONNX are as exact as torch's, from tiny inputs to such as would overflow."""
+"""Functions and means in ONNX are as exact as torch's, also of inputs that would overflow."""
 
 import io
 
@@ -81,3 +81,18 @@ def test_prelu_when_trained_then_its_slope_is():
     assert any("prelu" in str(n.target) for n in prepared.graph.nodes)
     prepared(x).sum().backward()
     assert dict(prepared.named_parameters())["slopes.weight"].grad is not None
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "is_product"),
+    [((1, 40, 6), True), ((1, 8, 5, 7), True), ((2, 40, 6), False), ((1, 3, 8, 5, 7), False)],
+)
+def test_mean_of_rows_when_of_one_matrix_then_a_product(shape, is_product, keepdim):
+    x = torch.randn(shape)
+    model = exported(lambda x: x.mean(1, keepdim=keepdim), x)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    types = {node.op_type for node in onnx.load_from_string(model).graph.node}
+    assert ("MatMul" in types, "ReduceMean" in types) == (is_product, not is_product)
+    torch.testing.assert_close(torch.from_numpy(found), x.mean(1, keepdim=keepdim))
