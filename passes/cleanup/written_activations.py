@@ -330,7 +330,8 @@ def _are_near(found: Tensor, expected: Tensor) -> bool:
 def _is_elementwise(node: Node) -> bool:
     """True for a call that computes each element from those at its place."""
     is_call_of_aten = node.op == "call_function" and isinstance(node.target, OpOverload)
-    return is_call_of_aten and _computes_elements(node.target) and "val" in node.meta
+    makes_tensor = isinstance(node.meta.get("val"), Tensor)
+    return is_call_of_aten and makes_tensor and _computes_elements(node.target)
 
 
 @cache

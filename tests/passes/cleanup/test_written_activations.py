@@ -120,6 +120,7 @@ OTHERS = {
     "negative_kept": lambda x: torch.where(x < 0, x, 2 * x),
     "straight_through": lambda x: x + (F.relu(x) - x).detach(),
     "rounded": lambda x: torch.round(x) * torch.sigmoid(x),
+    "two_results": lambda x: torch.frexp(x)[0] * torch.sigmoid(x),
     "of_another": lambda x: torch.where(x > 0, x, 0.1 * x.flip(0)),
     "alpha": lambda x: x * F.relu6(torch.add(x, 3, alpha=2)) / 6,
 }
