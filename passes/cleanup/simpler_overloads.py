@@ -1,12 +1,11 @@
-"""Operators as simpler ones: squeezes that name dimensions, max pools without places, PReLUs."""
+"""Operators as simpler overloads: squeezes that name their dimensions, max pools without places."""
 
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import PRELU, arguments, aten, is_call, is_getitem
+from pt2e_quant.graph.ops import arguments, aten, is_call, is_getitem
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
@@ -53,25 +52,6 @@ def _fixed(m: Match, editor: Editor) -> Node | Skip:
 
 RULES = (Rule("named", Op(_SQUEEZES, Var("x")), _named),)
 VARYING_RULES = (Rule("fixed", Op(_SQUEEZES, Var("x")), _fixed),)
-
-
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def prelu_as_leaky_relu(gm: GraphModule) -> PassResult:
-    """Call a PReLU of one slope as what it is once it is trained.
-
-    Before:  prelu(x, weight[1])
-    After:   leaky_relu(x, 0.25)
-    """
-
-    def leaky(m: Match, editor: Editor) -> Node | Skip:
-        slope = constant_of(gm, m.node("w"))
-        if slope is None or slope.numel() != 1:
-            return Skip("its slopes are several, or computed")
-        x, node = m.node("x"), m.anchor
-        value = node.meta["val"]
-        return editor.call(aten.leaky_relu.default, x, float(slope), like=node, val=value)
-
-    return rewrite(gm, (Rule("one slope", Op(PRELU, Var("x"), Var("w")), leaky),))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

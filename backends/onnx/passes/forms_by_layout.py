@@ -1,4 +1,4 @@
-"""Operators on images in the form that is fast in the layout of the convolutions beside them."""
+"""Operators in the form that is fast in ONNX Runtime, and in the layout of what is beside them."""
 
 from collections.abc import Collection
 
@@ -31,6 +31,12 @@ from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.batch_norm.fold_affines import ChannelOperands, channel_operands
 
 _IMAGE_DIMS = 4
+_POWER = (aten.pow.Tensor_Scalar,)
+_ROOTS = {
+    0.5: aten.sqrt.default,
+    -0.5: aten.rsqrt.default,
+    -1: aten.reciprocal.default,
+}
 _NEIGHBOURS = 2
 """The axes from one on that is next to the last, or the last itself."""
 
@@ -143,4 +149,23 @@ def join_behind_softmax(gm: GraphModule) -> PassResult:
     return PassResult(changed=editor.finish(), notes=tuple(notes))
 
 
-FORMS_BY_LAYOUT = (affines_as_norms, select_nearest, join_behind_softmax)
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def powers_as_roots(gm: GraphModule) -> PassResult:
+    """Call powers of floats by 0.5, -0.5 and -1 as roots and reciprocals.
+
+    ONNX Runtime's Pow takes 2 to 14 times as long (`benchmarks/onnx_forms.py`).
+
+    Before:  pow(x, 0.5)
+    After:   sqrt(x)
+    """
+    editor, notes = Editor(gm), []
+    for node in [n for n in gm.graph.nodes if is_call(n, _POWER)]:
+        x, exponent = node.args
+        made = _ROOTS.get(exponent) if isinstance(exponent, (int, float)) else None
+        if made is not None and x.meta["val"].is_floating_point():
+            editor.replace(node, editor.call(made, x, like=node, val=node.meta["val"]))
+            notes.append(Note(node.name, f"is {made}"))
+    return PassResult(changed=editor.finish(), notes=tuple(notes))
+
+
+FORMS_BY_LAYOUT = (affines_as_norms, select_nearest, join_behind_softmax, powers_as_roots)

@@ -62,7 +62,7 @@ from pt2e_quant.passes.cleanup.remove_dropout import (
     remove_dropout,
 )
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
-from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks, prelu_as_leaky_relu
+from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
@@ -78,7 +78,6 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     keep_squeezed_ranks,
     vectors_as_rows,
     fold_constants,
-    prelu_as_leaky_relu,
     einsums_as_linears,
     fold_batch_norm,
     fold_affines,
@@ -329,7 +328,7 @@ def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     if not options.as_torchao:
         return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    own = (*NAMING_PASSES, prelu_as_leaky_relu, fold_affines, einsums_as_linears)
+    own = (*NAMING_PASSES, fold_affines, einsums_as_linears)
     return tuple(fold_layer_constants if p is fold_constants else p for p in passes if p not in own)
 
 

@@ -28,9 +28,6 @@ ALIKE = {
     "dstack": (lambda x: torch.dstack([x, -x]), lambda x: torch.cat([x, -x], 2)),
     "expit": (lambda x: torch.special.expit(x), lambda x: x.sigmoid()),
     "absolute": (lambda x: x.absolute(), lambda x: x.abs()),
-    "square root": (lambda x: x.abs() ** 0.5, lambda x: x.abs().sqrt()),
-    "one by the root": (lambda x: (x.abs() + 1).pow(-0.5), lambda x: (x.abs() + 1).rsqrt()),
-    "one by": (lambda x: (x.abs() + 1) ** -1, lambda x: (x.abs() + 1).reciprocal()),
     "moveaxis": (lambda x: x.moveaxis(2, 3), lambda x: x.movedim(2, 3)),
 }
 

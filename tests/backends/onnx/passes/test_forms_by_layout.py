@@ -155,3 +155,22 @@ def test_softmax_when_axes_are_behind_it_then_of_one_axis_more(name, dim, rank, 
     assert found == [rank]
     for batch in (x, torch.randn(5, 3, 10, 4)) if is_dynamic else (x,):
         assert pq.sqnr_db(model(batch), artifact.run(batch)) > 25
+
+
+@pytest.mark.parametrize(("exponent", "op"), [(0.5, "Sqrt"), (-0.5, "Sqrt"), (-1, "Reciprocal")])
+def test_power_when_it_is_a_root_or_reciprocal_then_so(exponent, op):
+    class Powers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return (self.layer(x).abs() + 1) ** exponent
+
+    torch.manual_seed(0)
+    model, x = Powers().eval(), torch.randn(4, 8)
+    artifact = pq.quantize(model, (x,), calibration_data=[x], backend="onnx", progress=False)
+    types = {node.op_type for node in onnx.load_from_string(artifact.model).graph.node}
+    assert op in types
+    assert "Pow" not in types
+    assert pq.sqnr_db(model(x), artifact.run(x)) > 30

@@ -60,27 +60,13 @@ class Slopes(nn.Module):
         return self.last(self.slopes(self.first(x)))
 
 
-@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
-@pytest.mark.parametrize(("count", "is_leaky"), [(1, True), (5, False)])
-def test_prelu_when_it_has_one_slope_then_a_leaky_relu(count, is_leaky, backend):
-    pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
+@pytest.mark.parametrize("count", [1, 5])
+def test_prelu_when_lowered_then_written_in_its_parts(count):
     torch.manual_seed(0)
     model, x = Slopes(count).eval(), torch.randn(2, 3, 9, 9)
-    program = torch.export.export(model, (x,))
-    target = pq.backends.get(backend)
-    prepared = pq.prepare(program, target.quantizer("int8"), effort="fast")
-    assert any("leaky_relu" in str(n.target) for n in prepared.graph.nodes) == is_leaky
-    artifact = target.lower(pq.convert(pq.calibrate(prepared, [x], progress=False)))
+    artifact = pq.quantize(model, (x,), calibration_data=[x], backend="onnx", progress=False)
+    assert "Min" in {node.op_type for node in onnx.load_from_string(artifact.model).graph.node}
     assert pq.sqnr_db(model(x), artifact.run(x)) > 25
-
-
-def test_prelu_when_trained_then_its_slope_is():
-    model, x = Slopes(1).train(), torch.randn(2, 3, 9, 9)
-    program = torch.export.export(model, (x,))
-    prepared = pq.prepare_qat_pt2e(program, pq.backends.get("onnx").quantizer("int8"))
-    assert any("prelu" in str(n.target) for n in prepared.graph.nodes)
-    prepared(x).sum().backward()
-    assert dict(prepared.named_parameters())["slopes.weight"].grad is not None
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
