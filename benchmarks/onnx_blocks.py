@@ -8,18 +8,17 @@ pixels of a block.
 
 import statistics
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
-import onnxruntime
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
+from benchmarks.onnx_nodes import bind_nodes
 from benchmarks.results import write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 
 SIZES = ((16, 32, 2), (3, 32, 4), (3, 14, 16), (64, 14, 2), (96, 28, 2))
 """Channels, blocks in a row, pixels in a row of a block; `size` of a row is these."""
-DTYPES = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8}
+DTYPES = ("float32", "uint8")
 ORDERS = ("Cpqhw", "pqChw", "hwpqC", "hwCpq")
 Form = tuple[list[NodeProto], Mapping[str, list[int]]]
 
@@ -68,24 +67,9 @@ def _forms(order: str, channels: int, blocks: int, side: int, *, to_image: bool)
 
 def _call(form: Form, size: list[int], dtype: str) -> Callable[[], object]:
     nodes, constants = form
-    x = helper.make_tensor_value_info("x", DTYPES[dtype], size)
-    y = helper.make_tensor_value_info("y", DTYPES[dtype], None)
-    held = [
-        helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-        for name, values in constants.items()
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y], held),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=10,
-    )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    held = {name: np.array(values, np.int64) for name, values in constants.items()}
     values = np.random.default_rng(0).integers(0, 255, size).astype(dtype)
-    return partial(session.run, None, {"x": values})
+    return bind_nodes(nodes, {"x": values}, held)
 
 
 def measure(

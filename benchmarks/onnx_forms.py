@@ -6,13 +6,11 @@ microseconds; the forms are those of `backends/onnx/translate/activations.py`.
 
 import statistics
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
+from benchmarks.onnx_nodes import bind_nodes
 from benchmarks.results import write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 
@@ -78,25 +76,14 @@ FORMS: dict[str, tuple[list[NodeProto], list[NodeProto]]] = {
 def _call(
     nodes: list[NodeProto], size: tuple[int, ...], *, is_positive: bool
 ) -> Callable[[], object]:
-    constants: dict[str, Any] = {name: np.float32(n) for name, n in _NUMBERS.items()}
-    constants["count"] = np.float32(size[1])
+    constants = {name: np.array(n, np.float32) for name, n in _NUMBERS.items()}
+    constants["count"] = np.array(size[1], np.float32)
     constants["ones"] = np.ones((1, size[1]), np.float32)
     constants["axis"] = np.array([1], np.int64)
     constants["flat"] = np.array([0, 0, -1], np.int64)
     constants["slope"] = np.linspace(0.1, 0.4, size[1], dtype=np.float32).reshape(-1, 1, 1)
-    read = {name for node in nodes for name in node.input}
-    held = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in read]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, size)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
     values = np.random.default_rng(0).standard_normal(size, np.float32)
-    return partial(session.run, None, {"x": np.abs(values) if is_positive else values})
+    return bind_nodes(nodes, {"x": np.abs(values) if is_positive else values}, constants)
 
 
 def measure(name: str, size: tuple[int, ...]) -> dict[str, object]:

@@ -7,13 +7,12 @@ in a table of 256 results. Medians of sessions called in turn on one thread, les
 
 import statistics
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
+from benchmarks.onnx_nodes import bind_nodes
 from benchmarks.results import write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 
@@ -25,7 +24,6 @@ _CONSTANTS = {
     "z1": np.array(0, np.uint8),
     "table": np.arange(256, dtype=np.uint8),
 }
-_OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
 Nodes = list[NodeProto]
 
 
@@ -66,26 +64,10 @@ FORMS: dict[str, dict[str, Nodes]] = {
 
 
 def _call(nodes: Nodes, size: tuple[int, ...]) -> Callable[[], object]:
-    shapes = {"x": size, "gate": (*size[:2], 1, 1)}
-    read = {name for node in nodes for name in node.input}
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.UINT8, shape)
-        for name, shape in shapes.items()
-        if name in read
-    ]
-    held = [numpy_helper.from_array(v, name) for name, v in _CONSTANTS.items() if name in read]
-    output = helper.make_tensor_value_info("y", TensorProto.UINT8, None)
-    graph = helper.make_graph(nodes, "g", inputs, [output], held)
-    model = helper.make_model(graph, opset_imports=_OPSETS, ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
     rng = np.random.default_rng(0)
-    feeds = {one.name: rng.integers(0, 256, one.shape, np.uint8) for one in session.get_inputs()}
-    return partial(session.run, None, feeds)
+    shapes = {"x": size, "gate": (*size[:2], 1, 1)}
+    feeds = {name: rng.integers(0, 256, shape, np.uint8) for name, shape in shapes.items()}
+    return bind_nodes(nodes, feeds, _CONSTANTS)
 
 
 def measure(name: str, size: tuple[int, ...]) -> dict[str, object]:

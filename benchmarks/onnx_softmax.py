@@ -7,12 +7,11 @@ turn on one thread, in microseconds; `written` is by a maximum, a sum and a quot
 
 import statistics
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
-import onnxruntime
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
+from benchmarks.onnx_nodes import bind_nodes
 from benchmarks.results import write_results
 from pt2e_quant.backends.measure_speed import times_in_turn
 
@@ -45,27 +44,10 @@ FORMS: dict[str, list[NodeProto]] = {
 
 
 def _call(nodes: list[NodeProto], size: tuple[int, ...]) -> Callable[[], object]:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, size)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     constants = {"axis": [1], "flat": [0, 0, -1], "shape": list(size)}
-    read = {name for node in nodes for name in node.input}
-    held = [
-        helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-        for name, values in constants.items()
-        if name in read
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y], held),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=10,
-    )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    held = {name: np.array(values, np.int64) for name, values in constants.items()}
     values = np.random.default_rng(0).standard_normal(size, np.float32)
-    return partial(session.run, None, {"x": values})
+    return bind_nodes(nodes, {"x": values}, held)
 
 
 def measure(channels: int, side: int) -> dict[str, object]:

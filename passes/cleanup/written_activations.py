@@ -211,6 +211,7 @@ class _Table:
 
     def __init__(self) -> None:
         self._entries: dict[Any, int | None] = {}
+        self._constants: dict[float, int] = {}
         self._values: list[Tensor] = [_points()]
         self._operators: dict[int, tuple[OpOverload, _Options] | None] = {}
 
@@ -222,9 +223,9 @@ class _Table:
 
     def number(self, number: float) -> int:
         """The entry of a constant function."""
-        if number not in self._entries:
-            self._entries[number] = self._add(torch.tensor(number, dtype=torch.float64))
-        return self._entries[number]  # type: ignore[return-value]
+        if number not in self._constants:
+            self._constants[number] = self._add(torch.tensor(number, dtype=torch.float64))
+        return self._constants[number]
 
     def call(self, node: Node, given: Mapping[Node, int | None]) -> int | None:
         """The entry of a call of other entries; None if it cannot be computed."""

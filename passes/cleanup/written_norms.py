@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, SUB, Overloads, argument, aten, is_call
+from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, SUB, argument, aten, calls, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _IMAGE = 4
@@ -85,10 +85,10 @@ def _normalized(node: Node) -> _Norm | None:
     pairs: list[Any] = [(left, right)] if is_call(node, DIV) else [(left, right), (right, left)]
     root = aten.sqrt.default if is_call(node, DIV) else aten.rsqrt.default
     for above, deviation in pairs:
-        if not isinstance(above, Node) or not _calls(deviation, (root,)):
+        if not isinstance(above, Node) or not calls(deviation, (root,)):
             continue
         total = deviation.args[0]
-        if not _calls(total, ADD) or argument(total, "alpha") != 1:
+        if not calls(total, ADD) or argument(total, "alpha") != 1:
             continue
         variance, eps = total.args[:2]
         if not isinstance(eps, (int, float)):
@@ -96,7 +96,7 @@ def _normalized(node: Node) -> _Norm | None:
         found = _centered(above)
         if found is not None and _is_variance(variance, *found):
             return _Norm(*found, float(eps), is_centered=True)
-        if _calls(variance, MEAN) and _squares(variance.args[0], above):
+        if calls(variance, MEAN) and _squares(variance.args[0], above):
             dims = _dims_of(variance, above)
             return None if dims is None else _Norm(above, dims, float(eps), is_centered=False)
     return None
@@ -122,14 +122,14 @@ def _dims_of(mean: Node, x: Node) -> tuple[int, ...] | None:
 
 def _is_variance(node: Any, x: Node, dims: tuple[int, ...]) -> bool:
     """True for the mean of squared differences from the mean, without a correction."""
-    if _calls(node, (aten.var.correction, aten.var.dim)):
+    if calls(node, (aten.var.correction, aten.var.dim)):
         plain = (
             argument(node, "correction") == 0
             if node.target is aten.var.correction
             else not argument(node, "unbiased")
         )
         return plain and node.args[0] is x and _dims_of(node, x) == dims
-    if not _calls(node, MEAN) or _dims_of(node, x) != dims:
+    if not calls(node, MEAN) or _dims_of(node, x) != dims:
         return False
     factors = _factors(node.args[0])
     return bool(factors) and all(
@@ -144,12 +144,7 @@ def _squares(node: Any, x: Node) -> bool:
 
 def _factors(square: Any) -> tuple[Any, ...]:
     """What a square multiplies by itself, once or twice; nothing of what is no product."""
-    is_power = _calls(square, (aten.pow.Tensor_Scalar,)) and square.args[1] == 2
-    if is_power or _calls(square, (aten.square.default,)):
+    is_power = calls(square, (aten.pow.Tensor_Scalar,)) and square.args[1] == 2
+    if is_power or calls(square, (aten.square.default,)):
         return tuple(square.args[:1])
-    return tuple(square.args[:2]) if _calls(square, MUL) else ()
-
-
-def _calls(value: object, overloads: Overloads) -> bool:
-    """True for a node that calls one of these; an operand may be a number."""
-    return isinstance(value, Node) and is_call(value, overloads)
+    return tuple(square.args[:2]) if calls(square, MUL) else ()

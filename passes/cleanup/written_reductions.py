@@ -15,6 +15,7 @@ from pt2e_quant.graph.ops import (
     SUB,
     argument,
     aten,
+    calls,
     is_call,
     is_getitem,
 )
@@ -46,7 +47,7 @@ def name_reductions(gm: GraphModule) -> PassResult:
 def _softmax(editor: Editor, node: Node) -> Node | None:
     """A quotient of exponentials by their sum."""
     above, total = node.args[:2] if is_call(node, DIV) else (None, None)
-    if not isinstance(above, Node) or not isinstance(total, Node) or not is_call(total, _SUM):
+    if not isinstance(above, Node) or not calls(total, _SUM):
         return None
     dims: Any = argument(total, "dim")
     summed = total.args[0]

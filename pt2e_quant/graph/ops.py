@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
 from torch._ops import OpOverload
@@ -128,6 +128,11 @@ def is_call(node: Node, overloads: Overloads) -> bool:
         if type(member) is Overload and member.target is target and member.accepts(node):
             return True
     return False
+
+
+def calls(value: object, overloads: Overloads) -> TypeGuard[Node]:
+    """True for a node that calls one of some overloads; an operand may be a number."""
+    return isinstance(value, Node) and is_call(value, overloads)
 
 
 @cache
