@@ -62,8 +62,12 @@ def write_results(name: str, rows: Sequence[Row], keys: Sequence[str]) -> Path:
     """
     path = FOLDER / f"{name}.json"
     old = read_rows(name)
-    new = {tuple(row[key] for key in keys) for row in rows}
-    kept = [row for row in old if tuple(row[key] for key in keys) not in new]
+
+    def identity(row: Row) -> str:  # as in the file, where a tuple is a list
+        return json.dumps([row[key] for key in keys])
+
+    new = {identity(row) for row in rows}
+    kept = [row for row in old if identity(row) not in new]
     FOLDER.mkdir(exist_ok=True)
     # one row a line: a rerun then shows as the lines that changed
     lines = ",\n".join(json.dumps(row) for row in [*kept, *rows])

@@ -68,8 +68,9 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.join_and_split import chunk_by_sizes, promote_cats
 from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
+from pt2e_quant.passes.functions.table import FUNCTIONS
 from pt2e_quant.passes.functions.write_complex import operator_of, write_complex
-from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
+from pt2e_quant.passes.functions.write_functions import write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 OPSET = 21

@@ -129,8 +129,8 @@ from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
 from pt2e_quant.passes.cleanup.remove_identities import broadcast_expanded, remove_noop_expand
 from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
+from pt2e_quant.passes.functions.table import EARLY, FUNCTIONS
 from pt2e_quant.passes.functions.write_complex import write_complex
-from pt2e_quant.passes.functions.write_functions import EARLY, FUNCTIONS
 from pt2e_quant.passes.functions.write_functions import write_functions as write_canonical
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize

@@ -1,18 +1,17 @@
-"""Layers of networks in operators that every runtime has: norms, resizing, samples of volumes.
+"""Layers of networks in operators that every runtime has: norms, samples of volumes.
 
 Norms subtract the mean before they square. Runtimes find a variance as the mean of squares less the
 square of the mean. Where the mean is some hundred times the deviation, float32 has few digits left
 of that difference, or a negative one. Norms in training write running statistics, which no schema
 says: runtimes leave them as they are.
 
-Resizing with anti-aliasing is two products with matrices; samples of volumes are gathered.
+Samples of volumes are gathered.
 """
 
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -109,84 +108,6 @@ def _trained(
             new = own.mean(0) if by_image else own
             running.copy_(running * (1 - momentum) + new * momentum)
     return y
-
-
-def triangle(x: Tensor) -> Tensor:
-    """The filter of bilinear resizing."""
-    return (1 - x.abs()).clamp(min=0)
-
-
-def cubic(x: Tensor) -> Tensor:
-    """The filter of bicubic resizing, with Keys' a = -0.5."""
-    x = x.abs()
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-def lanczos(x: Tensor) -> Tensor:
-    """The windowed sinc with three lobes on each side."""
-    return torch.where(x.abs() < 3, _sinc(x) * _sinc(x / 3), 0.0)
-
-
-def _sinc(x: Tensor) -> Tensor:
-    angle = x * math.pi
-    return torch.where(angle == 0, 1.0, torch.sin(angle) / torch.where(angle == 0, 1.0, angle))
-
-
-def antialiased(
-    kernel: Callable[[Tensor], Tensor], *, by_axis: bool = False
-) -> Callable[..., Tensor]:
-    """`_upsample_…2d_aa.vec` with the filter that a kernel gives for distances in pixels.
-
-    Each result is the mean of the pixels near it, weighted by the kernel, whose width grows with
-    the reduction: the same for all pixels of a column and of a row.
-
-    Args:
-        kernel: of distances, in pixels of the coarser grid.
-        by_axis: `.default` instead, which takes a factor an axis.
-    """
-
-    def resize(
-        x: Tensor,
-        output_size: Sequence[int] | None,
-        align_corners: bool,
-        *factors: Any,
-    ) -> Tensor:
-        given = factors if by_axis else (factors[0] if factors else None)
-        scales = given or (None, None)
-        sizes = x.shape[2:]
-        ends = output_size or [
-            math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True)
-        ]
-        rows, columns = (
-            _weights(kernel, size, end, _step(size, end, align_corners, scale)).to(x)
-            for size, end, scale in zip(sizes, ends, scales, strict=True)
-        )
-        return rows @ (x @ columns.mT)
-
-    return resize
-
-
-def _step(size: int, end: int, align_corners: bool, factor: float | None) -> Tensor:
-    """The distance of two results, in pixels of the input; float32, as torch has it.
-
-    A tensor also where sizes are known: ExecuTorch has no operator of a tensor and a dynamic size.
-    """
-    if factor and not align_corners:
-        return torch.scalar_tensor(1 / factor)
-    whole, cut = (torch.scalar_tensor(count) for count in (size, end))
-    if align_corners:
-        return (whole - 1) / (cut - 1).clamp(min=1) * (cut > 1)
-    return whole / cut
-
-
-def _weights(kernel: Callable[[Tensor], Tensor], size: int, end: int, step: Tensor) -> Tensor:
-    """float32[end, size], with rows whose sum is 1."""
-    centers = (torch.arange(end, dtype=torch.float32) + 0.5) * step
-    pixels = torch.arange(size, dtype=torch.float32) + 0.5
-    found = kernel((pixels - centers.unsqueeze(-1)) / step.clamp(min=1))
-    return found / found.sum(-1, keepdim=True)
 
 
 def sample_volumes(

@@ -16,29 +16,6 @@ from pt2e_quant.graph.ops import each_axis
 _NEUTRAL = {"amax": -math.inf, "amin": math.inf, "prod": 1.0}
 
 
-def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Means of windows, as one product with a matrix for each dimension.
-
-    For a dynamic number of windows, windows of dynamic sizes, and those of volumes: ONNX has the
-    mean over the whole volume alone.
-    """
-    sizes = [*output_size, *x.shape[-len(output_size) :]]
-    if any(isinstance(size, int) and size == 0 for size in output_size):
-        return x.new_zeros((*x.shape[: -len(output_size)], *output_size))
-    is_static = all(isinstance(size, int) for size in sizes) and len(output_size) < 3
-    if is_static or all(isinstance(n, int) and n == 1 for n in output_size):
-        raise NotImplementedError("windows that runtimes take")
-    for dim, count in enumerate(output_size, start=-len(output_size)):
-        size = x.shape[dim]
-        window, place = torch.arange(count), torch.arange(size).unsqueeze(-1)
-        # No quotient: place is in a window if it ends behind its start and starts before its end.
-        is_in = ((place + 1) * count > window * size) & (place * count < (window + 1) * size)
-        is_in_float = is_in.to(x.dtype)
-        means = is_in_float / is_in_float.sum(0)
-        x = torch.matmul(x.transpose(dim, -1), means).transpose(dim, -1)
-    return x
-
-
 def grouped_product(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """Rows in the order of their groups, each by its group's matrix; those behind all groups are 0.
 

@@ -25,6 +25,7 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.functions import elementwise
+from pt2e_quant.passes.functions.resizes import bicubic_between_pixels
 from pt2e_quant.passes.functions.write_functions import write_out
 
 _MOST_WEIGHTS = 2**20
@@ -192,6 +193,7 @@ _FORMS: Mapping[str, Callable[..., Tensor]] = {
     "aten.selu.default": _selu,
     "aten.softmax.int": _softmax,
     "aten.softplus.default": _softplus,
+    "aten.upsample_bicubic2d.vec": bicubic_between_pixels,
 }
 
 

@@ -34,8 +34,9 @@ from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.elementwise import log_softmax_of_float64
 from pt2e_quant.passes.functions.rows import Results
 from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
+from pt2e_quant.passes.functions.table import FUNCTIONS
 from pt2e_quant.passes.functions.write_complex import operator_of
-from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
+from pt2e_quant.passes.functions.write_functions import write_out
 
 _WRITTEN: Mapping[str, Callable[..., Results]] = {
     **FUNCTIONS,

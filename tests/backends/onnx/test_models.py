@@ -12,7 +12,7 @@ import pt2e_quant as pq
 from benchmarks.inputs import image_batches
 from benchmarks.models import mobilenet_v2, resnet18
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.passes.functions.write_functions import FUNCTIONS
+from pt2e_quant.passes.functions.table import FUNCTIONS
 
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
 

@@ -164,6 +164,9 @@ IMAGES = {
     "a resize by a factor": lambda x, w: F.interpolate(
         x, scale_factor=1.5, mode="bicubic", antialias=True
     ),
+    "bicubic by 2": lambda x, w: F.interpolate(x, scale_factor=2, mode="bicubic"),
+    "bicubic to a size": lambda x, w: F.interpolate(x, (7, 5), mode="bicubic"),
+    "means of uneven windows": lambda x, w: F.adaptive_avg_pool2d(x, (3, 2)),
     "a sum into places": lambda x, w: x.index_put(
         (torch.tensor([0, 0]),), w[0, 0, 0, 0], accumulate=True
     ),
@@ -179,9 +182,12 @@ IMAGES = {
         [("onnx", name) for name in IMAGES] + [("xnnpack", name) for name in list(IMAGES)[:-1]],
         ("onnx", "places of adaptive maxima"),
         ("onnx", "an anti-aliased resize"),
+        ("onnx", "bicubic by 2"),
+        ("onnx", "bicubic to a size"),
         ("onnx", "nothing at size 1"),
         ("xnnpack", "a resize by a factor"),
         ("xnnpack", "a sum into places"),
+        ("xnnpack", "bicubic by 2"),
     ),
 )
 def test_image_function_when_its_input_is_dynamic_then_as_its_graph_at_every_size(backend, name):

@@ -10,7 +10,6 @@ import pt2e_quant as pq
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.functions.sizes_of_run_time import (
-    adaptive_avg_pool,
     embedding_bag,
     grouped_product,
     scatter_reduce,
@@ -114,11 +113,6 @@ def test_embedding_bag_when_written_out_then_as_torch(mode, padding, has_last):
         table, indices, offsets, False, number, False, factors, has_last, padding
     )
     torch.testing.assert_close(found, wanted)
-
-
-def test_adaptive_pool_when_it_has_no_windows_then_empty():
-    x = torch.randn(2, 3, 4, 5)
-    assert adaptive_avg_pool(x, (0, 4)).shape == F.adaptive_avg_pool2d(x, (0, 4)).shape
 
 
 @pytest.mark.parametrize("include_self", [False, True])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
+from pt2e_quant.passes.functions.table import FUNCTIONS
+from pt2e_quant.passes.functions.write_functions import write_functions
 
 X = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)) * 3
 X[0, :3] = torch.tensor([0.0, -0.0, 1.0])

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 
 from pt2e_quant.backends.xnnpack.passes.delegated_functions import functions_in_delegate
 from pt2e_quant.graph.pipeline import run_passes
@@ -98,9 +99,21 @@ def test_function_when_the_form_would_differ_then_left(function):
     assert not run_passes(gm, (functions_in_delegate,))[0].changed
 
 
+def test_resize_when_its_size_is_dynamic_then_a_convolution():
+    height, width = Dim("height", min=2, max=40), Dim("width", min=2, max=40)
+    call, sizes = Call(FUNCTIONS["bicubic"]), ({2: height, 3: width},)
+    gm = torch.export.export(call, (noise(2, 3, 7, 9),), dynamic_shapes=sizes).module()
+    assert run_passes(gm, (functions_in_delegate,))[0].changed
+    assert any(n.target is torch.ops.aten.conv2d.default for n in gm.graph.nodes)
+    for shape in ((7, 9), (2, 40), (33, 5)):
+        x = noise(2, 3, *shape)
+        torch.testing.assert_close(gm(x), FUNCTIONS["bicubic"](x), rtol=3e-6, atol=3e-6)
+
+
 def test_resize_when_its_matrices_are_large_then_left():
     x = torch.zeros(1, 1, 2, 800)
-    gm = torch.export.export(Call(FUNCTIONS["bicubic"]), (x,)).module()
+    resize = Call(lambda x: F.interpolate(x, (3, 1500), mode="bicubic"))
+    gm = torch.export.export(resize, (x,)).module()
     record = run_passes(gm, (functions_in_delegate,))[0]
     assert [note.text for note in record.notes] == ["its matrices are large"]
 
