@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from pt2e_quant.graph.constant_values import ConstantValues
@@ -173,7 +174,7 @@ class _Functions:
             number = _FILLED[target] if target in _FILLED else node.args[_FILLED_AT[target]]
             return float(number) if isinstance(number, (int, float)) else None
         value = node.meta["val"]
-        if value.dim() > 1 or value.numel() != 1 or value.is_complex():
+        if value.dim() > 1 or not statically_known_true(value.numel() == 1) or value.is_complex():
             return None
         self._known = self._known or ConstantValues(self.gm)
         if node not in self._known.nodes or any(
