@@ -4,6 +4,7 @@ import torch
 
 from pt2e_quant.backends.target.backend import Backend, Lowers
 from pt2e_quant.backends.target.policy import place_integer_regions
+from pt2e_quant.backends.xnnpack.passes.blocks_as_permutes import blocks_as_permutes
 from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
 from pt2e_quant.backends.xnnpack.passes.simplify import (
     numbers_as_constants,
@@ -41,6 +42,7 @@ BACKEND = Backend(
         unroll_loops,
         volumes_as_images,
         shuffle_depthwise,
+        blocks_as_permutes,
         split_as_slices,
         unbind_as_selects,
         products_as_linears,

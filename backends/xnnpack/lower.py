@@ -34,6 +34,7 @@ from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import (
     means_as_products,
     selections_as_products,
 )
+from pt2e_quant.backends.xnnpack.passes.blocks_as_permutes import blocks_as_permutes
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
     clip_before_pools,
     crop_negative_pads,
@@ -178,6 +179,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         remove_noop_expand,
         broadcast_expanded,
         fixed_windows,
+        blocks_as_permutes,
         functions_in_delegate,
         split_left,
         recurrent_as_steps,
