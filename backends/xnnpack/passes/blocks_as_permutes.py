@@ -66,8 +66,11 @@ class _Blocks:
 def _blocks(cat: Node) -> tuple[Node, dict[int, int]] | None:
     """The tensor whose blocks a cat joins, and their sizes by dimension, the slowest one first."""
     given = arguments(cat)
-    parts = [_strided(n) for n in given["tensors"]] if len(given["tensors"]) <= _MOST_PARTS else []
-    if not parts or any(part is None for part in parts):
+    if len(given["tensors"]) > _MOST_PARTS:
+        return None
+    found = [_strided(n) for n in given["tensors"]]
+    parts = [part for part in found if part is not None]
+    if not parts or len(parts) < len(found):
         return None
     (x, first), *_ = parts
     steps = {dim: step for dim, (_, step) in first.items()}
