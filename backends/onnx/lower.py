@@ -21,6 +21,7 @@ from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
+from pt2e_quant.backends.onnx.passes.float_forms import FLOAT_FORMS
 from pt2e_quant.backends.onnx.passes.forms_by_layout import FORMS_BY_LAYOUT
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.passes.leave_float import (
@@ -191,6 +192,7 @@ _FIRST = (
     write_functions(_HAS, lambda node: fallback_of(node) is Fallback.PLAIN, takes_sizes=False),
     name_squeezed_dims,
     *FORMS_BY_LAYOUT,
+    *FLOAT_FORMS,
     split_left,
 )
 _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)

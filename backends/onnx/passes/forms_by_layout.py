@@ -1,4 +1,4 @@
-"""Operators in the form that is fast in ONNX Runtime, and in the layout of what is beside them."""
+"""Operators in the layout of what is beside them."""
 
 from collections.abc import Collection
 
@@ -17,10 +17,8 @@ from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.ops import (
     ADD,
     CONV2D,
-    LOG_SOFTMAX,
     MUL,
     RESIZE_NEAREST,
-    SOFTMAX,
     argument,
     aten,
     is_call,
@@ -31,14 +29,6 @@ from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.batch_norm.fold_affines import ChannelOperands, channel_operands
 
 _IMAGE_DIMS = 4
-_POWER = (aten.pow.Tensor_Scalar,)
-_ROOTS = {
-    0.5: aten.sqrt.default,
-    -0.5: aten.rsqrt.default,
-    -1: aten.reciprocal.default,
-}
-_NEIGHBOURS = 2
-"""The axes from one on that is next to the last, or the last itself."""
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -124,48 +114,4 @@ def _why_not(gm: GraphModule, x: Node, node: Node) -> str | None:
     return None if is_last and not is_marked_slower(source) else "its channels are first"
 
 
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def join_behind_softmax(gm: GraphModule) -> PassResult:
-    """Join the axes behind that of a softmax to one.
-
-    ONNX Runtime lets the axis change places with the last one, for which it has a fast transpose if
-    they are neighbours: up to 4 times (`benchmarks/onnx_softmax.py`). It moves quantizes and
-    dequantizes past the reshapes, to the softmax, itself.
-
-    Before:  y = softmax(x[N, C, H, W], 1)
-    After:   y = view_as(softmax(flatten(x, 2), 1), x)
-    """
-    editor, notes = Editor(gm), []
-    for node in [n for n in gm.graph.nodes if is_call(n, SOFTMAX + LOG_SOFTMAX)]:
-        x: Node = node.args[0]
-        rank = x.meta["val"].dim()
-        dim = argument(node, "dim") % max(rank, 1)
-        if rank - dim <= _NEIGHBOURS:
-            continue
-        flat = editor.call(aten.flatten.using_ints, x, dim + 1, -1, like=node)
-        made = editor.call(node.target, flat, dim, *node.args[2:], like=node, **node.kwargs)
-        editor.replace(node, editor.call(aten.view_as.default, made, x, like=node))
-        notes.append(Note(node.name, "the axes behind it are joined"))
-    return PassResult(changed=editor.finish(), notes=tuple(notes))
-
-
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def powers_as_roots(gm: GraphModule) -> PassResult:
-    """Call powers of floats by 0.5, -0.5 and -1 as roots and reciprocals.
-
-    ONNX Runtime's Pow takes 2 to 14 times as long (`benchmarks/onnx_forms.py`).
-
-    Before:  pow(x, 0.5)
-    After:   sqrt(x)
-    """
-    editor, notes = Editor(gm), []
-    for node in [n for n in gm.graph.nodes if is_call(n, _POWER)]:
-        x, exponent = node.args
-        made = _ROOTS.get(exponent) if isinstance(exponent, (int, float)) else None
-        if made is not None and x.meta["val"].is_floating_point():
-            editor.replace(node, editor.call(made, x, like=node, val=node.meta["val"]))
-            notes.append(Note(node.name, f"is {made}"))
-    return PassResult(changed=editor.finish(), notes=tuple(notes))
-
-
-FORMS_BY_LAYOUT = (affines_as_norms, select_nearest, join_behind_softmax, powers_as_roots)
+FORMS_BY_LAYOUT = (affines_as_norms, select_nearest)

@@ -5,13 +5,11 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 import onnx
 import onnxruntime
 
-import pt2e_quant as pq
 from pt2e_quant.backends.onnx.translate.translations import translation_table
 from tests.call_function import Call
 
@@ -48,25 +46,6 @@ def test_activation_when_translated_then_as_exact_as_torch(name, shape):
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     assert not REMOVED & {node.op_type for node in onnx.load_from_string(model).graph.node}
     torch.testing.assert_close(torch.from_numpy(found), FUNCTIONS[name](x), rtol=2e-6, atol=1e-30)
-
-
-class Slopes(nn.Module):
-    def __init__(self, count):
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1)
-        self.slopes = nn.PReLU(count)
-
-    def forward(self, x):
-        return self.last(self.slopes(self.first(x)))
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_prelu_when_lowered_then_written_in_its_parts(count):
-    torch.manual_seed(0)
-    model, x = Slopes(count).eval(), torch.randn(2, 3, 9, 9)
-    artifact = pq.quantize(model, (x,), calibration_data=[x], backend="onnx", progress=False)
-    assert "Min" in {node.op_type for node in onnx.load_from_string(artifact.model).graph.node}
-    assert pq.sqnr_db(model(x), artifact.run(x)) > 25
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
