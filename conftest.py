@@ -2,6 +2,8 @@
 
 import gc
 import os
+import tomllib
+from collections import Counter
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,13 +30,29 @@ collect_ignore = [
 ]
 
 _TO_THE_END = ExitStack()
+_LONG = Path(__file__).parent / "tests" / "long_running.toml"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The search of `tests/fuzz`: which models are drawn."""
-    parser.addoption("--models", type=int, default=300, help="drawn models to run")
+    parser.addoption("--models", type=int, default=180, help="drawn models to run")
     parser.addoption("--start", type=int, default=0, help="the first model's seed")
     parser.addoption("--shrink", type=int, default=0, help="trials to shrink each failure")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which leaves out what `-m` does
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases of long tests slow but every n-th; one that is asked for by name is its first."""
+    strides = tomllib.loads(_LONG.read_text())
+    count: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        path, _, name = test.removeprefix("tests/").partition("::")
+        if count[test] % strides.get(path, {}).get(name, 1):
+            item.add_marker(pytest.mark.slow)
+        count[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def test_tests_when_named_then_unit_condition_and_outcome_are_said():
         names = re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.MULTILINE)
         found += [f"{shown(path)} {n}" for n in names if not re.search(r"_when_.+_then_.+", n)]
     assert found == []
+
+
+def test_long_running_when_listed_then_each_is_a_test():
+    listed = tomllib.loads((ROOT / "tests" / "long_running.toml").read_text())
+    texts = {path: (ROOT / "tests" / path).read_text() for path in listed}
+    unknown = [
+        f"{path}::{test}"
+        for path, tests in listed.items()
+        for test, stride in tests.items()
+        if f"def {test}(" not in texts[path] or stride < 2
+    ]
+    assert not unknown
 
 
 def test_passes_when_read_then_each_says_what_it_needs_and_gives():
