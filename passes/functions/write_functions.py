@@ -176,7 +176,7 @@ def trace_before(
         if inner.op == "placeholder":
             made[inner] = next(given)
         elif inner.op == "call_function" and "val" in inner.meta:  # checks have none
-            if is_canonical and known.keys() >= set(inner.all_input_nodes) and _is_static(inner):
+            if is_canonical and _is_known(inner, known):
                 args, kwargs = map_arg((inner.args, inner.kwargs), known.__getitem__)
                 known[inner] = inner.target(*args, **kwargs)
                 continue
@@ -189,8 +189,10 @@ def trace_before(
     return map_arg(traced.graph.output_node().args[0], stored)
 
 
-def _is_static(inner: Node) -> bool:
-    return isinstance(inner.target, OpOverload) and isinstance(inner.meta["val"], Tensor)
+def _is_known(inner: Node, known: Collection[Node]) -> bool:
+    """True for a call of nothing but numbers and tensors that are known, which gives a tensor."""
+    gives_tensor = isinstance(inner.target, OpOverload) and isinstance(inner.meta["val"], Tensor)
+    return gives_tensor and all(n in known for n in inner.all_input_nodes)
 
 
 def _folded(gm: GraphModule, node: Node) -> Node:
