@@ -10,7 +10,13 @@ from torch.fx import Node
 from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs, row_blocks
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
+from pt2e_quant.graph.ops import (
+    CONV,
+    LINEAR,
+    argument,
+    is_call,
+    is_depthwise,
+)
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
@@ -35,7 +41,9 @@ class _PairAlgorithm(Algorithm):
         met: set[Node] = set()
         for node in graph.quantized((*LINEAR, *CONV)):
             observed = argument(node, "weight")
-            if observed in met or not _has_bytes(graph, node) or _is_depthwise(node):
+            if is_call(node, CONV) and is_depthwise(node):
+                continue
+            if observed in met or not _has_bytes(graph, node):
                 continue
             met.add(observed)
             (held,) = observed.all_input_nodes
@@ -112,11 +120,3 @@ def _has_bytes(graph: AlgorithmGraph, node: Node) -> bool:
     """True if the input of an operator is quantized to 8 bits."""
     observer: Any = graph.observer(argument(node, "input"))
     return getattr(observer, "dtype", None) in (torch.uint8, torch.int8)
-
-
-def _is_depthwise(node: Node) -> bool:
-    """True if each result channel of a convolution is made of one input channel of its own."""
-    if not is_call(node, CONV):
-        return False
-    shape = argument(node, "weight").meta["val"].shape
-    return bool(shape[1] == 1 and argument(node, "groups") == shape[0])

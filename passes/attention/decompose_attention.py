@@ -22,6 +22,7 @@ from pt2e_quant.graph.ops import (
     VIEWS,
     arguments,
     aten,
+    fill_number,
     is_call,
 )
 from pt2e_quant.graph.pattern import Match, Op, Var
@@ -71,7 +72,8 @@ def _is_finite(gm: GraphModule, value: object) -> bool:
         return all(_is_finite(gm, v) for v in value.args[1:3])
     if value.target in _ARITHMETIC:
         return all(_is_finite(gm, v) for v in value.args[:2])
-    return value.target in _FILLED and _is_finite(gm, list(arguments(value).values())[1])
+    number = fill_number(value)
+    return number is not None and _is_finite(gm, number)
 
 
 _SELECTIONS = (*VIEWS, *CASTS, aten.triu.default, aten.tril.default)
@@ -79,7 +81,6 @@ _CHOICES = frozenset(
     (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 )
 _ARITHMETIC = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor))
-_FILLED = frozenset((aten.full.default, aten.full_like.default, aten.new_full.default))
 
 
 class _Attention:

@@ -16,6 +16,7 @@ from pt2e_quant.graph.ops import (
     ADD,
     CASTS,
     CLAMP,
+    FILLS,
     MASKED_FILL,
     MAXIMUM,
     MINIMUM,
@@ -24,6 +25,7 @@ from pt2e_quant.graph.ops import (
     WHERE,
     arguments,
     aten,
+    fill_number,
     is_call,
 )
 
@@ -35,8 +37,6 @@ Seen = Write | bool
 
 _MOVES = (*VIEWS, aten.repeat.default, aten.tile.default, aten.repeat_interleave.self_int)
 _TRIANGLES = (aten.triu.default, aten.tril.default)
-_FILLED = (aten.full.default, aten.full_like.default, aten.new_full.default)
-_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class MaskReader:
         for operators, read in self._compounds():
             if is_call(value, operators):
                 return read(arguments(value))
-        if is_call(value, (*_TRIANGLES, *_FILLED, *_ZEROS)):
+        if is_call(value, (*_TRIANGLES, *FILLS)):
             return self._of_made(value)
         return None
 
@@ -265,10 +265,9 @@ class MaskReader:
 
     def _of_made(self, value: Node) -> MaskParts | None:
         """A tensor of one number of a size of run time, or a triangle of one."""
-        given = arguments(value)
         if not is_call(value, _TRIANGLES):
-            number = 0.0 if is_call(value, _ZEROS) else given["fill_value"]
-            return _of_number(number)
+            return _of_number(fill_number(value))
+        given = arguments(value)
         inner = self.parts(given["self"])
         if inner is None or inner.added is not None or inner.seen is True:
             return inner if inner is None or inner.added is None else None

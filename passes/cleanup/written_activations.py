@@ -25,7 +25,17 @@ from torch.fx.node import map_arg
 from pt2e_quant.graph.constant_values import ConstantValues
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.ops import ACTIVATIONS, CASTS, IDENTITIES, MASKED_FILL, WHERE, aten, is_call
+from pt2e_quant.graph.ops import (
+    ACTIVATIONS,
+    CASTS,
+    FILLS,
+    IDENTITIES,
+    MASKED_FILL,
+    WHERE,
+    aten,
+    fill_number,
+    is_call,
+)
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _HIGHEST = 6
@@ -45,14 +55,6 @@ _TOLD_APART = {"eq", "ne", "isnan", "isinf", "isfinite", "nan_to_num", "isneginf
 """Operators that treat single numbers in a way of their own, which points may miss."""
 _STOPS_GRADIENTS = {"detach"}
 """Behind them a function has other gradients than its values tell."""
-_FILLED = {
-    aten.zeros_like.default: 0.0,
-    aten.ones_like.default: 1.0,
-    aten.new_zeros.default: 0.0,
-    aten.new_ones.default: 1.0,
-}
-_FILLED_AT = {aten.full_like.default: 1, aten.new_full.default: 2, aten.full.default: 1}
-"""Operators that make a tensor of one number, and the place of the number."""
 _OPERATORS: tuple[tuple[OpOverload, _Options], ...] = (
     (aten.relu.default, {}),
     (aten.silu.default, {}),
@@ -170,8 +172,8 @@ class _Functions:
 
     def _number_of(self, node: Node) -> float | None:
         target: Any = node.target
-        if node.op == "call_function" and target in (*_FILLED, *_FILLED_AT):
-            number = _FILLED[target] if target in _FILLED else node.args[_FILLED_AT[target]]
+        if is_call(node, FILLS):
+            number = fill_number(node)
             return float(number) if isinstance(number, (int, float)) else None
         value = node.meta["val"]
         if value.dim() > 1 or not statically_known_true(value.numel() == 1) or value.is_complex():

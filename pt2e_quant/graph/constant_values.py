@@ -12,16 +12,16 @@ from torch.fx.node import map_arg
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.alias import roots, subgraph_of, writers
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.ops import Overloads, aten, is_call, is_getitem
+from pt2e_quant.graph.ops import (
+    FILLS_LIKE,
+    Overloads,
+    aten,
+    is_call,
+    is_getitem,
+)
 
 _LIKE: Overloads = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
-_FILLS: Overloads = (
-    *_LIKE,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-)
-"""Operators that read the shape, dtype and device of a tensor, and no value of it."""
+"""Of `FILLS_LIKE`, those whose result has the strides of the other tensor too."""
 
 
 class ConstantValues:
@@ -59,21 +59,21 @@ class ConstantValues:
 
     def has_own_value(self, node: Node) -> bool:
         """True for a value that the operator and the values of its inputs do not tell."""
-        return self._root.get(node) in self.written or is_call(node, _FILLS)
+        return self._root.get(node) in self.written or is_call(node, FILLS_LIKE)
 
     def is_plain_fill(self, node: Node) -> bool:
         """True for one number repeated in the shape of another tensor: smaller as it is."""
-        return is_call(node, _FILLS) and node not in self.written
+        return is_call(node, FILLS_LIKE) and node not in self.written
 
     def inputs(self, node: Node) -> list[Node]:
         """The nodes whose values a node is computed of."""
-        return [] if is_call(node, _FILLS) else node.all_input_nodes
+        return [] if is_call(node, FILLS_LIKE) else node.all_input_nodes
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":
             return attribute(self.gm, str(node.target)).detach()
         target: Any = node.target
-        if is_call(node, _FILLS):
+        if is_call(node, FILLS_LIKE):
             like, rest = node.args[0].meta["val"], node.args[1:]  # type: ignore[union-attr]
             given = torch.empty((), dtype=like.dtype, device=like.device)
             given = given.expand(like.shape) if is_call(node, _LIKE) else given
@@ -128,7 +128,7 @@ def _is_constant(
     if is_qdq(node) and not through_qdq:
         return False
     inputs = node.all_input_nodes
-    if is_call(node, _FILLS):
+    if is_call(node, FILLS_LIKE):
         is_made = len(inputs) == 1
     else:
         is_made = all(any(n in part for part in known) for n in inputs)

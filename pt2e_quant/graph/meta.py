@@ -18,7 +18,13 @@ from torch.utils._pytree import tree_leaves
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, subgraph_of
-from pt2e_quant.graph.ops import CASTS, VIEWS, Overloads, is_call
+from pt2e_quant.graph.ops import (
+    CASTS,
+    FILLS_LIKE,
+    VIEWS,
+    Overloads,
+    is_call,
+)
 
 __all__ = [
     "ATTENTION_DROPOUT_KEY",
@@ -204,10 +210,8 @@ def computes_in_float(node: Node) -> bool:
 
 
 _SHAPE_READERS = (
-    *(torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default),
-    *(torch.ops.aten.full_like.default, torch.ops.aten.empty_like.default),
-    *(torch.ops.aten.new_zeros.default, torch.ops.aten.new_ones.default),
-    *(torch.ops.aten.new_full.default, torch.ops.aten.new_empty.default),
+    *FILLS_LIKE,
+    *(torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default),
 )
 """Operators that make booleans or integers of the shape of a float tensor."""
 

@@ -130,6 +130,20 @@ def is_call(node: Node, overloads: Overloads) -> bool:
     return False
 
 
+def fill_number(node: Node) -> Any:
+    """What a call fills a tensor with: a number, or a node that computes it; None for others."""
+    if not is_call(node, FILLS):
+        return None
+    return arguments(node).get("fill_value", 1.0 if "ones" in str(node.target) else 0.0)
+
+
+def is_depthwise(conv: Node) -> bool:
+    """True if each result channel of a convolution is made of one input channel of its own."""
+    given = arguments(conv)
+    shape = given["weight"].meta["val"].shape
+    return bool(shape[1] == 1 and given["groups"] == shape[0])
+
+
 def calls(value: object, overloads: Overloads) -> TypeGuard[Node]:
     """True for a node that calls one of some overloads; an operand may be a number."""
     return isinstance(value, Node) and is_call(value, overloads)
@@ -250,6 +264,16 @@ ACTIVATIONS: Overloads = (
 """Functions of each element of one tensor alone."""
 SOFTMAX: Overloads = (aten.softmax.int, aten._softmax.default)
 LOG_SOFTMAX: Overloads = (aten.log_softmax.int, aten._log_softmax.default)
+FILLS_LIKE: Overloads = (
+    *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+    *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
+)
+"""Operators that fill a tensor with one number and read the shape, dtype and device of another."""
+FILLS: Overloads = (
+    *(aten.zeros.default, aten.ones.default, aten.full.default),
+    *FILLS_LIKE,
+)
+"""Operators that fill a tensor with one number."""
 MASKED_FILL: Overloads = (
     aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,

@@ -14,7 +14,16 @@ from pt2e_quant.backends.target.requantize_between import own_dequantize
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, aten, each_axis, each_padding, is_call
+from pt2e_quant.graph.ops import (
+    CONV1D,
+    CONV2D,
+    argument,
+    aten,
+    each_axis,
+    each_padding,
+    is_call,
+    is_depthwise,
+)
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _MOST_TAPS = 25
@@ -79,9 +88,7 @@ def _plan(conv: Node) -> _Plan | None:
     """How a convolution is split; None if it is not depthwise, small, or not padded alike."""
     weight: Tensor = argument(conv, "weight").meta["val"]
     kernel, rank = list(weight.shape[2:]), weight.dim() - 2
-    channels = conv.all_input_nodes[0].meta["val"].shape[-rank - 1]
-    is_depthwise = argument(conv, "groups") == len(weight) == channels and weight.shape[1] == 1
-    if not is_depthwise or weight[0].numel() <= _MOST_TAPS:
+    if not is_depthwise(conv) or weight[0].numel() <= _MOST_TAPS:
         return None
     splits = [(parts, axis) for axis in range(rank) if (parts := _split(kernel, axis))]
     dilation = each_axis(argument(conv, "dilation"), rank)

@@ -24,6 +24,7 @@ from pt2e_quant.graph.ops import (
     aten,
     each_axis,
     is_call,
+    is_depthwise,
 )
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
@@ -100,11 +101,9 @@ POOL1D = Rule("pool1d", find=Op(one_of(MAX_POOL1D, AVG_POOL1D), Var("x")), build
 
 
 def _more_than_depthwise(gm: GraphModule, node: Node) -> str:
-    weight = argument(node, "weight").meta["val"]
-    is_depthwise = weight.shape[1] == 1 and argument(node, "groups") == len(weight)
-    return (
-        "" if is_depthwise else "XNNPACK has kernels of transposed convolutions that sum channels"
-    )
+    if is_depthwise(node):
+        return ""
+    return "XNNPACK has kernels of transposed convolutions that sum channels"
 
 
 shuffle_depthwise = shuffle_upsampling(_more_than_depthwise)
