@@ -28,6 +28,7 @@ from pt2e_quant.accelerate import (
     pause_gc,
     recompile,
     share_constants,
+    single_decomposition,
 )
 from pt2e_quant.accelerate.patch import VARIABLE
 
@@ -107,6 +108,8 @@ CASES = (
     (executorch_passes.PATCH, "lower to .pte, conv stack 40 (CPU s)", _to_pte),
     (composite_operators.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),
     (composite_operators.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
+    (single_decomposition.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),
+    (single_decomposition.PATCH, "lower to .pte, conv stack 40 (CPU s)", _to_pte),
     (onnx_tables.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
     (share_constants.PATCH, "bytes of a .pte with a tied table", file_work),
 )

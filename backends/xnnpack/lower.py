@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from pt2e_quant.accelerate.composite_operators import quick_decompositions
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
+from pt2e_quant.accelerate.single_decomposition import decompose_once
 from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.target.float_retries import Fallback, is_left_plain
 from pt2e_quant.backends.target.leave_slower import slower_regions
@@ -324,6 +325,7 @@ def _to_pte(
         warnings.catch_warnings(),
         fewer_interpretations(),
         quick_decompositions(),
+        decompose_once(),
         resizing_loops(),
         start_small(ranges),
     ):

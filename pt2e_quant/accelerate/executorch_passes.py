@@ -2,8 +2,9 @@
 
 ExecuTorch 1.4 re-interprets the whole graph on fake tensors after nearly each of some 25 passes,
 compiles Python code after each that is almost never run, and copies each node's history every
-time. Inside `fewer_interpretations` it does these only where they can change something. The file
-that comes out is the same byte for byte: `tests/backends/xnnpack/test_patched_lowering.py`.
+time. Inside `fewer_interpretations` it does these only where they can change something, and
+computes no fake tensor again of the same operator and inputs. The file that comes out is the same
+byte for byte: `tests/backends/xnnpack/test_patched_lowering.py`.
 
 All that is replaced is private to torch and ExecuTorch. With versions other than those it was
 tested with, or where a name is missing, nothing is replaced.
@@ -14,11 +15,12 @@ import operator
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch.fx.traceback
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
-from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from executorch.exir.pass_base import ExportPass, ProxyValue, _ExportPassBase
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
@@ -35,6 +37,8 @@ PATCH = Patch(
     versions={"torch": "2.13", "executorch": "1.4"},
 )
 
+_Interpreter = _ExportPassBase.ExportInterpreter
+
 _FREE = frozenset(
     {"call", "requires", "ensures", "should_preserve_symbolic_input_metadata", "_abc_impl"}
 )
@@ -42,6 +46,9 @@ _FREE = frozenset(
 
 _SEEN = "pt2e_quant.value_of"
 """Key of `node.meta` with the signature of the node that its value was computed for."""
+
+_NODE = "_pt2e_quant_node"
+"""Attribute of a pass with the node that it interprets."""
 
 
 def fewer_interpretations() -> AbstractContextManager[None]:
@@ -53,6 +60,8 @@ def _wasteful() -> list[Replacement]:
     history = types.SimpleNamespace(deepcopy=lambda value: value, copy=copy.copy)
     return [
         (_ExportPassBase, "call", _call_once(_ExportPassBase.call)),
+        (_ExportPassBase, "_fx", _with_known_value(_ExportPassBase._fx)),
+        (_Interpreter, "run_node", _telling_node(_Interpreter.run_node)),
         (GraphModule, "recompile", _recompile_later(GraphModule.recompile)),
         (GraphModule, "code", property(_code_now(GraphModule.__dict__["code"]))),
         (GraphModule, "print_readable", lambda *args, **kwargs: ""),
@@ -77,10 +86,95 @@ def _call_once(original: _Call) -> _Call:
     return call
 
 
+def _telling_node(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+    def run_node(self: Any, node: Node) -> Any:
+        self.callback.__dict__[_NODE] = node
+        return original(self, node)
+
+    return run_node
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Stands for the interpreter of a call whose value is known."""
+
+    value: Any
+
+    def call_function(self, *_: Any) -> Any:
+        return self.value
+
+
+def _with_known_value(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a pass writes into the new graph has the value of its node, if it is the same call."""
+
+    def _fx(self: Any, kind: str, target: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        node = self.__dict__.get(_NODE)
+        if kind != "call_function" or not _is_same_call(node, target, (args, kwargs)):
+            return original(self, kind, target, args, kwargs, meta)
+        interpreter, self.interpreter = self.interpreter, _Known(node.meta["val"])
+        try:
+            return original(self, kind, target, args, kwargs, meta)
+        finally:
+            self.interpreter = interpreter
+
+    return _fx
+
+
+def _is_same_call(node: Node | None, target: Any, given: tuple[Any, Any]) -> bool:
+    """True if a call is that of a node, on the values that the node's own was computed of."""
+    if node is None or not _has_value(node):
+        return False
+    if not all(_has_value(n) for n in node.all_input_nodes if n.op != "get_attr"):
+        return False  # a pass has given an input another value since
+    # An edge operator computes what the operator does that it stands for.
+    is_same = target is node.target or getattr(target, "_op", None) is node.target
+    return is_same and _is_same(given, (node.args, node.kwargs))
+
+
+def _is_same(given: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Node) and wanted.op == "get_attr":
+        return getattr(wanted.graph.owning_module, str(wanted.target), None) is given
+    if isinstance(wanted, Node):
+        return isinstance(given, ProxyValue) and _is_alike(given.data, wanted.meta.get("val"))
+    if isinstance(wanted, (list, tuple)):
+        if not isinstance(given, (list, tuple)) or len(given) != len(wanted):
+            return False
+        return all(map(_is_same, given, wanted))
+    if isinstance(wanted, dict):
+        if not isinstance(given, dict) or list(given) != list(wanted):
+            return False
+        return all(map(_is_same, given.values(), wanted.values()))
+    return type(given) is type(wanted) and given == wanted
+
+
+def _is_alike(value: Any, other: Any) -> bool:
+    """True for fake tensors, or lists of them, that differ in nothing that an operator can see."""
+    if value is other:
+        return value is not None
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(value) == len(other) and all(map(_is_alike, value, other))
+    if not isinstance(value, FakeTensor) or not isinstance(other, FakeTensor):
+        # A pass is given the numbers of an input that has them.
+        return isinstance(other, FakeTensor) and value is not None and value is other.constant
+    is_one = value.fake_mode is other.fake_mode and value.constant is other.constant
+    return is_one and _form(value) == _form(other)
+
+
+def _form(value: FakeTensor) -> tuple[Any, ...]:
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    # Comparing sizes of run time would make guards: their expressions are compared.
+    known = [n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers]
+    return value.dtype, value.device, value.requires_grad, value.dim(), known
+
+
 def _signature(node: Node) -> str:
-    """A key of everything that a node's value depends on; it differs for meta of another node."""
-    shape = getattr(node.meta.get("val"), "shape", "") if node.op == "placeholder" else ""
-    return f"{node.name}: {node.target}{node.args}{node.kwargs}{shape}"
+    """A key of what a node's value depends on; it differs for meta of another node.
+
+    The sizes of the value are in it: a pass may give a constant another shape.
+    """
+    value = node.meta.get("val")
+    sizes = [n if isinstance(n, int) else "" for n in getattr(value, "shape", ())]
+    return f"{node.name}: {node.target}{node.args}{node.kwargs}{sizes}"
 
 
 def _takes_part(kind: type) -> bool:

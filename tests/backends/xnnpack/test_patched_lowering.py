@@ -7,7 +7,7 @@ from executorch.exir.pass_base import _ExportPassBase
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2e_quant.accelerate import composite_operators
+from pt2e_quant.accelerate import composite_operators, single_decomposition
 from pt2e_quant.accelerate.executorch_passes import PATCH, fewer_interpretations
 from pt2e_quant.accelerate.patch import VARIABLE, Patch
 from pt2e_quant.backends.xnnpack import lower
@@ -39,7 +39,12 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize(
     ("off", "dynamic"),
-    [(PATCH.name, False), (PATCH.name, True), (composite_operators.PATCH.name, False)],
+    [
+        (PATCH.name, False),
+        (PATCH.name, True),
+        (composite_operators.PATCH.name, False),
+        (single_decomposition.PATCH.name, True),
+    ],
 )
 def test_fewer_interpretations_when_lowering_then_file_is_the_same(
     off,
@@ -76,8 +81,19 @@ class Decoder(nn.Module):
         return self.head(F.silu(x))
 
 
-@pytest.mark.parametrize("recipe", ["int8_dynamic", "a8w4_g32"])
-def test_fewer_interpretations_when_scales_are_dynamic_then_file_is_the_same(recipe, monkeypatch):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("recipe", "off"),
+    [
+        ("int8_dynamic", PATCH.name),
+        ("a8w4_g32", PATCH.name),
+        ("int8_dynamic", single_decomposition.PATCH.name),
+    ],
+)
+def test_fewer_interpretations_when_scales_are_dynamic_then_file_is_the_same(
+    recipe,
+    off,
+    monkeypatch,  # type: ignore[no-untyped-def]
+):
     if not PATCH.is_on():
         pytest.skip("another torch or ExecuTorch: nothing is replaced")
     tokens = torch.export.Dim("tokens", min=1, max=8)
@@ -91,7 +107,7 @@ def test_fewer_interpretations_when_scales_are_dynamic_then_file_is_the_same(rec
     quick = lower.LOWERING.lower(canonical, None, options)
     weights = {op.inputs[1] for op in quick.contents().ops() if op.name == "FullyConnected"}
     assert ("qcint8" if recipe == "int8_dynamic" else "qbint4") in weights
-    monkeypatch.setenv(VARIABLE, PATCH.name)
+    monkeypatch.setenv(VARIABLE, off)
     assert lower.LOWERING.lower(canonical, None, options).pte == quick.pte
 
 
