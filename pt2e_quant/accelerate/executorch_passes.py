@@ -37,8 +37,6 @@ PATCH = Patch(
     versions={"torch": "2.13", "executorch": "1.4"},
 )
 
-_Interpreter = _ExportPassBase.ExportInterpreter
-
 _FREE = frozenset(
     {"call", "requires", "ensures", "should_preserve_symbolic_input_metadata", "_abc_impl"}
 )
@@ -57,11 +55,12 @@ def fewer_interpretations() -> AbstractContextManager[None]:
 
 
 def _wasteful() -> list[Replacement]:
+    interpreter = _ExportPassBase.ExportInterpreter
     history = types.SimpleNamespace(deepcopy=lambda value: value, copy=copy.copy)
     return [
         (_ExportPassBase, "call", _call_once(_ExportPassBase.call)),
         (_ExportPassBase, "_fx", _with_known_value(_ExportPassBase._fx)),
-        (_Interpreter, "run_node", _telling_node(_Interpreter.run_node)),
+        (interpreter, "run_node", _telling_node(interpreter.run_node)),
         (GraphModule, "recompile", _recompile_later(GraphModule.recompile)),
         (GraphModule, "code", property(_code_now(GraphModule.__dict__["code"]))),
         (GraphModule, "print_readable", lambda *args, **kwargs: ""),
