@@ -10,13 +10,7 @@ from torch.fx import Node
 from pt2e_quant.core.pair_sums import MOST, fitted, greatest_pairs, row_blocks
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import (
-    CONV,
-    LINEAR,
-    argument,
-    is_call,
-    is_depthwise,
-)
+from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call, is_depthwise
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant

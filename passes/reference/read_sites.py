@@ -33,7 +33,7 @@ from pt2e_quant.graph.ops import (
     arguments,
     is_call,
 )
-from pt2e_quant.passes.reference.forms.moves import BOOLEANS, CLAMPS, FILLS, INTEGERS
+from pt2e_quant.passes.reference.forms.moves import BOOLEANS, CLAMPS, INTEGERS, ZEROS
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
 
@@ -221,7 +221,7 @@ def _ending_in(quantize: Node) -> FoundSite | None:
     if cast_integers(op) is not None:
         return FoundSite(form=INTEGERS, op=op, activation=activation, quantize=quantize)
     form = form_of(op)
-    if form is None or not (reads_integers(op) or masked_scores(op) or is_call(op, FILLS)):
+    if form is None or not (reads_integers(op) or masked_scores(op) or is_call(op, ZEROS)):
         return None
     return FoundSite(form=form, op=op, activation=activation, quantize=quantize)
 

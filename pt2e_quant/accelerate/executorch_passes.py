@@ -121,13 +121,13 @@ def _with_known_value(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_same_call(node: Node | None, target: Any, given: tuple[Any, Any]) -> bool:
     """True if a call is that of a node, on the values that the node's own was computed of."""
-    if node is None or not _has_value(node):
-        return False
-    if not all(_has_value(n) for n in node.all_input_nodes if n.op != "get_attr"):
-        return False  # a pass has given an input another value since
     # An edge operator computes what the operator does that it stands for.
-    is_same = target is node.target or getattr(target, "_op", None) is node.target
-    return is_same and _is_same(given, (node.args, node.kwargs))
+    if node is None or node.target not in (target, getattr(target, "_op", None)):
+        return False
+    # A pass may have given the node, or an input, another value since.
+    sources = (n for n in node.all_input_nodes if n.op != "get_attr")
+    is_known = _has_value(node) and all(map(_has_value, sources))
+    return is_known and _is_same(given, (node.args, node.kwargs))
 
 
 def _is_same(given: Any, wanted: Any) -> bool:

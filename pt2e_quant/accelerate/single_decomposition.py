@@ -44,7 +44,8 @@ def _replacements() -> list[Replacement]:
             return self  # the next trace makes it functional
         for program, keys in traced:
             if self is program and decomp_table is not None and not _decomposes(self, decomp_table):
-                return _with_meta_of(self, keys)
+                _keep_meta(self, keys)
+                return self
         result: ExportedProgram = decompose(self, decomp_table, **options)
         if is_given:
             traced.append((result, {key for node in result.graph.nodes for key in node.meta}))
@@ -72,9 +73,8 @@ def _decomposes(program: ExportedProgram, table: Mapping[Any, Any]) -> bool:
     return any(node.target in table for graph in graphs for node in graph.nodes)
 
 
-def _with_meta_of(program: ExportedProgram, keys: set[str]) -> ExportedProgram:
-    """A program without what a partitioner marked its nodes with: a trace drops that."""
+def _keep_meta(program: ExportedProgram, keys: set[str]) -> None:
+    """Take away what a partitioner marked nodes with since they were traced, as a trace does."""
     for node in program.graph.nodes:
         for key in node.meta.keys() - keys:
             del node.meta[key]
-    return program

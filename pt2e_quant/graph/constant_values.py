@@ -12,13 +12,7 @@ from torch.fx.node import map_arg
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.alias import roots, subgraph_of, writers
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.ops import (
-    FILLS_LIKE,
-    Overloads,
-    aten,
-    is_call,
-    is_getitem,
-)
+from pt2e_quant.graph.ops import FILLS_LIKE, Overloads, aten, is_call, is_getitem
 
 _LIKE: Overloads = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
 """Of `FILLS_LIKE`, those whose result has the strides of the other tensor too."""

@@ -18,13 +18,7 @@ from torch.utils._pytree import tree_leaves
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, subgraph_of
-from pt2e_quant.graph.ops import (
-    CASTS,
-    FILLS_LIKE,
-    VIEWS,
-    Overloads,
-    is_call,
-)
+from pt2e_quant.graph.ops import CASTS, FILLS_LIKE, VIEWS, Overloads, is_call
 
 __all__ = [
     "ATTENTION_DROPOUT_KEY",

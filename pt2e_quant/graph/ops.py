@@ -269,10 +269,7 @@ FILLS_LIKE: Overloads = (
     *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
 )
 """Operators that fill a tensor with one number and read the shape, dtype and device of another."""
-FILLS: Overloads = (
-    *(aten.zeros.default, aten.ones.default, aten.full.default),
-    *FILLS_LIKE,
-)
+FILLS: Overloads = (aten.zeros.default, aten.ones.default, aten.full.default, *FILLS_LIKE)
 """Operators that fill a tensor with one number."""
 MASKED_FILL: Overloads = (
     aten.masked_fill.Scalar,

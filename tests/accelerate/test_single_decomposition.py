@@ -68,7 +68,7 @@ def traces(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "plain", "quick"), [(Kept, 3, 1), (LetGo, 3, 2), (Writes, 3, 1)], ids=str
 )
-def test_decompose_once_when_lowered_then_file_is_the_same_of_fewer_traces(
+def test_decompose_once_when_lowered_then_fewer_traces_give_the_same_file(
     make, plain, quick, traces
 ):
     torch.manual_seed(0)

@@ -226,7 +226,7 @@ _MOVES = one_of(
 _EXACT = 1 << 24
 """Every integer up to here is a float32."""
 
-FILLS = (aten.zeros.default,)
+ZEROS = (aten.zeros.default,)
 """Operators that read no tensor."""
 
 _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
@@ -249,6 +249,6 @@ MOVE_FORMS = (
     IntegerForm(name="masked_fill", operators=MASKED_FILL, write=_masked_fill),
     IntegerForm(name="pad", operators=PAD, write=_pad),
     IntegerForm(name="nearest", operators=RESIZE_NEAREST, write=_gather),
-    IntegerForm(name="fill", operators=FILLS, write=_fill),
+    IntegerForm(name="fill", operators=ZEROS, write=_fill),
 )
 """Operators that move integers, or choose among them."""
