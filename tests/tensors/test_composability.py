@@ -65,6 +65,7 @@ def test_module_when_compiled_by_inductor_then_computes_the_same(name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.usefixtures("no_kernels")
 def test_module_when_exported_by_torch_then_computes_the_same(name):
     model = net(name, layout="plain")
     program = torch.export.export(model, (X,))

@@ -133,6 +133,7 @@ def test_tensor_when_a_quantized_one_is_copied_in_then_codes_are_the_same(layout
     assert torch.equal(tensor.plain_parts()["codes"], other.codes)
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_tensor_when_it_takes_part_in_training_then_gradients_are_of_real_values():
     tensor = nn.Parameter(quantized("w8"))
     x = torch.randn(3, 64, requires_grad=True)

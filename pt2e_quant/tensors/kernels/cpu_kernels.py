@@ -5,8 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.granularity import PerToken
+from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
 from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
+from pt2e_quant.kernels.int8_linear.codes_op import LinearOfCodes, linear_of_codes
 from pt2e_quant.kernels.int8_linear.rows_op import linear_of_quantized_rows, written_out
 from pt2e_quant.kernels.onednn.limbs_op import (
     join_limbs,
@@ -15,6 +16,7 @@ from pt2e_quant.kernels.onednn.limbs_op import (
     linear_of_limbs_at_once,
 )
 from pt2e_quant.kernels.onednn.operators import QLinear
+from pt2e_quant.kernels.quantize_per_token import cpu_dynamic
 from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
@@ -101,7 +103,43 @@ def int4_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor
     return made
 
 
+def rows_by_codes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Float rows by the integers of a weight, scaled afterwards."""
+    p = weight.parts
+    run = LinearOfCodes if _is_traced(x) else linear_of_codes
+    made: Tensor = run(x, p["codes"], p["scale"].reshape(-1), p.get("zero_point"), bias)
+    return made
+
+
+def quantized_rows_by_codes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Rows quantized to int8 at run time by the integers of a weight, both as floats."""
+    quantize = quantize_per_token if _is_traced(x) else cpu_dynamic.quantize_per_token
+    rows, scale, zero_point = quantize(x)
+    sums = rows_by_codes(rows.float() - zero_point, weight, None)
+    return sums * scale if bias is None else torch.addcmul(bias, sums, scale)
+
+
+def has_plain_bytes(form: TensorForm) -> bool:
+    """True of a matrix of 8-bit integers that has a scale for each row, or one."""
+    scheme = form.scheme
+    return (
+        scheme.format is None
+        and scheme.bits == 8
+        and scheme.scales.is_plain
+        and len(form.shape) == 2
+        and (scheme.granularity == PerChannel(0) or isinstance(scheme.granularity, PerTensor))
+    )
+
+
 CPU_KERNELS = (
+    TensorKernel(name="linear_of_codes", op="linear", run=rows_by_codes, takes=has_plain_bytes),
+    TensorKernel(
+        name="int8_linear_of_codes",
+        op="linear",
+        has_input=True,
+        run=quantized_rows_by_codes,
+        takes=lambda form: has_plain_bytes(form) and is_per_token(form),
+    ),
     TensorKernel(name="linear_of_int4", op="linear", layout="int4_rows", run=int4_rows),
     TensorKernel(name="linear_of_limbs", op="linear", layout="onednn", run=float_rows),
     TensorKernel(

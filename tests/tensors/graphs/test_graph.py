@@ -45,6 +45,7 @@ BATCHES = [X, X * 0.5]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.usefixtures("no_kernels")
 def test_graph_when_made_of_a_quantized_module_then_is_canonical_and_computes_the_same(name):
     model = mlp()
     quantize_(model, name, layout="plain")
@@ -249,6 +250,7 @@ def test_real_weights_when_left_then_the_module_is_as_before():
     assert all(after[name] is value for name, value in before.items())
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_graph_when_weights_are_tied_then_they_stay_one():
     model, places = Tied(), torch.tensor([[0, 3, 31]])
     quantize_(model, "w8", layout="plain")

@@ -8,6 +8,7 @@ from torch.profiler import profile
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor, register_kernel, unregister_kernel
+from pt2e_quant.tensors.functions import emit_input
 from tests.needs_vnni import NEEDS_VNNI
 
 
@@ -28,6 +29,8 @@ def ranges(run):
     [
         pytest.param("w8", "onednn", "int8 onednn linear_of_limbs", marks=NEEDS_VNNI),
         pytest.param("int8_dynamic", "onednn", "int8 onednn int8_linear_rows", marks=NEEDS_VNNI),
+        ("w8", "plain", "int8 plain linear_of_codes"),
+        ("int8_dynamic", "plain", "int8 plain int8_linear_of_codes"),
         ("w4_g32", "packed", "int4 packed reference"),
         ("w4_g32", "int4_rows", "int4 int4_rows linear_of_int4"),
         ("mxfp8", "plain", "float8_e4m3fn plain reference"),
@@ -88,6 +91,16 @@ def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+def test_kernels_of_plain_codes_when_held_to_real_values_then_agree(name):
+    weight, bias = quantized(name, "plain"), torch.randn(16)
+    for shape in ((64,), (1, 64), (2, 3, 64), (0, 64)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        real = x if weight.form.input is None else emit_input(x, weight)
+        expected = F.linear(real, weight.dequantize(), bias)
+        torch.testing.assert_close(F.linear(x, weight, bias), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
 @NEEDS_VNNI
 def test_weights_when_packed_for_onednn_then_take_a_byte_a_code_and_a_scale_a_row(name):
     assert quantized(name, "onednn").nbytes == 16 * 64 + 16 * 4
@@ -96,7 +109,17 @@ def test_weights_when_packed_for_onednn_then_take_a_byte_a_code_and_a_scale_a_ro
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
 @NEEDS_VNNI
 def test_kernels_of_onednn_when_a_compiler_follows_them_then_are_equal_to_the_bit(name):
-    weight, bias = quantized_rows(name), torch.randn(64, generator=torch.Generator().manual_seed(2))
+    check_compiled(quantized_rows(name), "pt2e_quant.tensor_product.default")
+
+
+@pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+def test_kernels_of_plain_codes_when_a_compiler_follows_them_then_are_equal_to_the_bit(name):
+    check_compiled(quantized(name, "plain"), "pt2e_quant.linear_of_codes.default")
+
+
+def check_compiled(weight, operator):
+    N = weight.shape[0]
+    bias = torch.randn(N, generator=torch.Generator().manual_seed(2))
     seen = []
 
     def backend(graph, inputs):
@@ -112,4 +135,4 @@ def test_kernels_of_onednn_when_a_compiler_follows_them_then_are_equal_to_the_bi
             torch._dynamo.reset()
             x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
             assert torch.equal(compiled(x), linear(x))
-    assert seen.count("pt2e_quant.tensor_product.default") == 3
+    assert seen.count(operator) == 3

@@ -14,6 +14,7 @@ def sparse(name, rows=8, columns=64):
 
 
 @pytest.mark.parametrize("name", ["w8", "w4", "w4_g32"])
+@pytest.mark.usefixtures("no_kernels")
 def test_sparse_when_pruned_and_quantized_then_packs_without_loss(name):
     tensor = sparse(name)
     packed = tensor.to_layout("sparse_2_4")
