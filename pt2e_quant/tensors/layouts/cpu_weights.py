@@ -1,7 +1,6 @@
 """Layouts of weights as CPU kernels read them: oneDNN's, and torch's for 4 bits in groups."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from pt2e_quant.core.granularity import PerChannel, PerGroup, PerTensor
 from pt2e_quant.core.packing import pack
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
+from pt2e_quant.kernels.int4_linear.cpu_tiles import UnpackInt4
 from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
@@ -18,9 +18,6 @@ from pt2e_quant.tensors.layouts.layout import Layout, Parts
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _GROUPS = (32, 64, 128, 256)
-_BITS = 4
-_BLOCK = 64
-"""Rows whose codes the operator keeps together: it packs 16, 32 or 64 at a time."""
 
 
 class Int4Rows(Layout):
@@ -49,7 +46,7 @@ class Int4Rows(Layout):
     def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`codes` as `tiles`; zero points, and scales in bfloat16, as `scales_and_zeros`."""
         offset = _offset(form)
-        codes = (parts["codes"].to(torch.int16) + offset).to(torch.uint8)
+        codes = parts["codes"].view(torch.uint8) + offset  # wraps round
         zero = parts.get("zero_point")
         zeros = None if zero is None else zero.to(torch.int32) + offset
         made = {n: p for n, p in parts.items() if n not in ("codes", "scale", "zero_point")}
@@ -67,9 +64,9 @@ class Int4Rows(Layout):
         rows, columns = form.shape
         offset = _offset(form)
         tiles = parts["tiles"]
-        codes = torch.ops.pt2e_quant.unpack_int4_linear.default(tiles, columns)[:rows]
+        codes = UnpackInt4(tiles, columns)[:rows]
         storage = torch.int8 if offset else torch.uint8
-        made["codes"] = (codes.to(torch.int16) - offset).to(storage)
+        made["codes"] = (codes - offset).view(storage)
         if "scale" not in made:
             both = parts["scales_and_zeros"][:, :rows].transpose(0, 1)
             made["scale"] = both[..., 0].contiguous()
@@ -83,53 +80,6 @@ class Int4Rows(Layout):
 def _offset(form: TensorForm) -> int:
     """Return the offset from an integer to its code: codes are unsigned."""
     return OFFSET if form.scheme.range[0] < 0 else 0
-
-
-def _split_bytes(packed: Tensor) -> Tensor:
-    flat = packed.reshape(-1)
-    return torch.stack([flat & 15, flat >> _BITS], 1).reshape(-1)
-
-
-@lru_cache(maxsize=16)
-def _came_from(rows: int, columns: int) -> Tensor:
-    """The place of each code of packed rows before: the places are packed, four bits at a time."""
-    count = rows * columns
-    places = torch.arange(count, dtype=torch.int64).reshape(rows, columns)
-    found = torch.zeros(count, dtype=torch.int64)
-    for shift in range(0, max(1, count - 1).bit_length(), _BITS):
-        bits = ((places >> shift) & 15).to(torch.uint8)
-        found |= _split_bytes(PackInt4(pack(bits, UINT4))).to(torch.int64) << shift
-    return found
-
-
-def _unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
-    """Codes uint8[N, K] of `PackInt4`."""
-    rows = tiles.shape[0]
-    # The last rows, fewer than a block, are packed in smaller tiles.
-    whole = rows - rows % _BLOCK
-    made = [
-        _unpack_alike(part, size, columns)
-        for part, size in ((tiles[:whole], _BLOCK), (tiles[whole:], rows - whole))
-        if len(part)
-    ]
-    return torch.cat(made)
-
-
-def _unpack_alike(tiles: Tensor, size: int, columns: int) -> Tensor:
-    """The same of blocks of one size."""
-    packed = _split_bytes(tiles.contiguous()).view(-1, size * columns)
-    codes = torch.empty_like(packed)
-    codes[:, _came_from(size, columns)] = packed
-    return codes.view(-1, columns)
-
-
-def _fake_unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
-    return tiles.new_empty((tiles.shape[0], columns))
-
-
-_LIBRARY.define("unpack_int4_linear(Tensor tiles, int columns) -> Tensor")  # type: ignore[no-untyped-call]
-torch.library.impl(_LIBRARY, "unpack_int4_linear", "CompositeExplicitAutograd")(_unpack_tiles)
-torch.library.register_fake("pt2e_quant::unpack_int4_linear", lib=_LIBRARY)(_fake_unpack_tiles)
 
 
 def _unpack_onednn(packed: Tensor) -> Tensor:
