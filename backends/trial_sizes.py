@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.capture import Capture, DimRange, InputKind
+from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.export_dims import DimRange
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.graph.ops import aten
 

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from pt2e_quant.backends.fuse_kernels import ANCHOR_KEY, KERNEL_KEY, Decide
 from pt2e_quant.backends.target.float_retries import fallback_of
-from pt2e_quant.core.capture import DimRange
+from pt2e_quant.core.export_dims import DimRange
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import dims_of
 from pt2e_quant.core.size_expression import evaluate_size

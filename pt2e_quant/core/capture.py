@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.size_expression import evaluate_size, linear_form
+from pt2e_quant.core.export_dims import AUTO, DimRange, derived_dim, dim_of
+from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.core.tree_specs import (
     dump_spec,
     load_result_spec,
@@ -60,29 +61,6 @@ _TRACED_FROM_2 = (
     "export the model again with torch.export.Dim(…, min=1) there; if it was, a slice such as "
     "x[:2] has a fixed size in the program, as torch.export traces sizes from 2 on: pad the input"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DimRange:
-    """The range of one dynamic dimension; `maximum` None is unbounded; `hint` is the sample's.
-
-    Args:
-        multiple: what every size is a multiple of, as torch.export found for a `Dim.AUTO`.
-    """
-
-    minimum: int
-    maximum: int | None
-    hint: int
-    multiple: int = 1
-
-    def smallest(self) -> int:
-        """The smallest size, at least 1."""
-        return max(-(-self.minimum // self.multiple), 1) * self.multiple
-
-    def up_to(self, size: int) -> int:
-        """The largest size that is at most `size`, or the smallest."""
-        most = size if self.maximum is None else min(size, self.maximum)
-        return max(most // self.multiple * self.multiple, self.smallest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +190,15 @@ class Capture:
             raise InputError(
                 f"{where} has shape {tuple(leaf.shape)}, expected {len(info.shape)} dimensions: "
                 f"{_shown(info.shape)}",
-                fix="give one call's inputs per batch, with the batch dimension",
+                fix="give one call's inputs per batch, with the batch dimension"
+                + (f": {info.path}[None]" if _has_no_batch(leaf.shape, info.shape) else ""),
+            )
+        turned = _channels_elsewhere(tuple(leaf.shape), info.shape)
+        if turned:
+            raise InputError(
+                f"{where} has shape {tuple(leaf.shape)}, the graph was captured for "
+                f"{_shown(info.shape)}: its channels are in another dimension",
+                fix=f"{info.path}.movedim({', '.join(map(str, turned))})",
             )
         for dim, (found, expected) in enumerate(zip(leaf.shape, info.shape, strict=True)):
             self._check_size(at, info, dim, int(found), expected, sizes)
@@ -265,9 +251,9 @@ class Capture:
         """The `dynamic_shapes=` argument that makes one more dimension dynamic."""
         specs: list[Any] = []
         for i, info in enumerate(self.inputs):
-            dims = {d: _AUTO for d, s in enumerate(info.shape) if isinstance(s, str)}
+            dims = {d: AUTO for d, s in enumerate(info.shape) if isinstance(s, str)}
             if i == at:
-                dims[dim] = _AUTO
+                dims[dim] = AUTO
             specs.append(dims or None)
         args, kwargs = pytree.tree_unflatten(specs, self.in_spec)
         named = self._named(args, kwargs)
@@ -307,7 +293,7 @@ class Capture:
             return None
         dims = {
             # torch has no Dim of one size: that is a fixed one.
-            symbol: None if limits.minimum == limits.maximum else _dim(symbol, limits, is_loose)
+            symbol: None if limits.minimum == limits.maximum else dim_of(symbol, limits, is_loose)
             for symbol, limits in self.dims.items()
         }
         specs = (self._dims_of(info, dims) for info in self.inputs)
@@ -320,7 +306,7 @@ class Capture:
         if info.kind is InputKind.LITERAL:
             return None
         return {
-            at: dims[size] if size in dims else _derived_dim(size, dims)
+            at: dims[size] if size in dims else derived_dim(size, dims)
             for at, size in enumerate(info.shape)
             if isinstance(size, str)
         } or None
@@ -368,32 +354,26 @@ class Capture:
             raise InputError(f"this is not the description of a captured call: {error}") from error
 
 
-def _dim(symbol: str, limits: DimRange, is_loose: bool) -> Any:
-    """A dimension with the limits of a symbol."""
-    least = limits.minimum or None
-    if is_loose:
-        return torch.export.Dim.AUTO(min=least, max=limits.maximum)
-    return torch.export.Dim(f"dim_{symbol}", min=least, max=limits.maximum)
+def _channels_elsewhere(found: Sequence[int], expected: Sequence[int | str]) -> tuple[int, ...]:
+    """The `movedim` after which sizes fit that do not: channels last to first, or the other way."""
+    moves = ((-1, 1), (1, -1)) if len(found) > 2 else ()
+    if _fits(found, expected):
+        return ()
+    for source, target in moves:
+        sizes = list(found)
+        sizes.insert(target if target > 0 else len(sizes), sizes.pop(source))
+        if _fits(sizes, expected):
+            return source, target
+    return ()
 
 
-def _derived_dim(size: str, dims: Mapping[str, Any]) -> Any:
-    """`2 * Dim + 1` of the size "2*s0 + 1"; torch is to find other relations again."""
-    form = linear_form(size)
-    if form is None or not isinstance(dims.get(form[0]), torch.export.Dim):
-        return torch.export.Dim.AUTO
-    symbol, factor, summand = form
-    multiple = factor * dims[symbol] if factor > 1 else dims[symbol]
-    return multiple + summand if summand else multiple
+def _has_no_batch(found: Sequence[int], expected: Sequence[int | str]) -> bool:
+    return len(found) + 1 == len(expected) and _fits((1, *found), expected)
 
 
-class _Auto:
-    """Prints as the name to paste."""
-
-    def __repr__(self) -> str:
-        return "torch.export.Dim.AUTO"
-
-
-_AUTO = _Auto()
+def _fits(found: Sequence[int], expected: Sequence[int | str]) -> bool:
+    pairs = zip(found[1:], expected[1:], strict=True)  # a batch of another size is said next
+    return all(isinstance(size, str) or size == own for own, size in pairs)
 
 
 def _shown(shape: Sequence[int | str]) -> str:

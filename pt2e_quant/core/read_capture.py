@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.export_dims import DimRange
 from pt2e_quant.core.size_expression import evaluate_size
 
 CAPTURE_KEY = "pt2e_quant"

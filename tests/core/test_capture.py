@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from pt2e_quant.core.capture import Capture, DimRange, InputKind
+from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.export_dims import DimRange
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
@@ -104,6 +105,7 @@ def test_bind_when_a_literal_is_left_out_then_its_captured_value():
         ({"x": torch.randn(5, 4, 3)}, r'"x" has size 5 in dimension 0.*exactly 4'),
         ({"x": torch.randn(4, 4, 3).double()}, "dtype float64.*float32"),
         ({"x": torch.randn(4, 4)}, r"expected 3 dimensions: \(4, 4, 3\)"),
+        ({"x": torch.randn(4, 3)}, r"with the batch dimension: x\[None\]"),
         ({"x": 3}, "must be a tensor, found int"),
         ({"n": 8}, '"n" is 8, the graph was captured with 7'),
         ({"extra": [torch.randn(6, 3)]}, "structure differs"),
@@ -113,6 +115,30 @@ def test_bind_when_a_literal_is_left_out_then_its_captured_value():
 def test_bind_when_an_input_is_wrong_then_refused_with_the_fact(change, message):
     with pytest.raises(InputError, match=message):
         _capture().bind((), _call() | change)
+
+
+class Pooled(torch.nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("captured", "given", "fix"),
+    [
+        ((1, 3, 8, 9), (1, 8, 9, 3), "x.movedim(-1, 1)"),
+        ((1, 3, 8, 9), (5, 8, 9, 3), "x.movedim(-1, 1)"),
+        ((1, 8, 9, 3), (1, 3, 8, 9), "x.movedim(1, -1)"),
+        ((1, 3, 8, 9), (1, 9, 8, 3), "Dim.AUTO"),
+        ((1, 3, 8, 9), (1, 3, 9, 8), "Dim.AUTO"),
+    ],
+)
+def test_bind_when_channels_are_in_another_dimension_then_refused_with_the_move(
+    captured, given, fix
+):
+    capture = capture_of(export(Pooled(), (torch.ones(captured),)).module())
+    with pytest.raises(InputError) as error:
+        capture.bind((torch.ones(given),), {})
+    assert fix in str(error.value)
 
 
 def test_bind_when_a_static_size_differs_then_refused_with_the_line_to_paste():
