@@ -43,12 +43,16 @@ def _drop_tensors(gm: GraphModule, read: set[str], whole: set[str]) -> list[str]
 
 
 def _drop_empty_modules(gm: GraphModule, whole: set[str]) -> None:
-    """Remove modules that hold nothing, innermost first."""
+    """Remove modules that hold nothing, innermost first.
+
+    Of a module of `torch.export` tensors that a forward made are plain attributes.
+    """
+    holders = {name[:at] for name in whole for at, letter in enumerate(name) if letter == "."}
     for prefix, module in reversed(list(gm.named_modules(remove_duplicate=False))):
         for leaf, child in list(module._modules.items()):
             name = f"{prefix}.{leaf}" if prefix else leaf
-            kept = name in whole or _is_inside(name, whole) or any(True for _ in _content(child))
-            if not kept:
+            is_read = name in whole or name in holders or _is_inside(name, whole)
+            if not is_read and not _content(child):
                 del module._modules[leaf]
 
 

@@ -75,3 +75,25 @@ def test_drop_when_a_module_is_called_then_its_constants_stay():
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
     assert not drop_dead_constants(gm).changed
     assert set(gm.state_dict()) == {"0.weight", "0.bias"}
+
+
+def test_drop_when_a_module_holds_only_what_its_forward_made_then_it_stays():
+    """`torch.export` keeps such tensors as plain attributes, neither buffers nor parameters."""
+
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * torch.tensor([0.5]) + torch.tensor([[1.0]])
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(Scaled())
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.linear(self.inner(x))
+
+    model, x = Net(), torch.ones(2, 3)
+    exported = torch.export.export(model, (x,)).module()
+    drop_dead_constants(exported)
+    torch.testing.assert_close(exported(x), model(x))
