@@ -27,7 +27,10 @@ REFUSED_KEY = "pt2e_quant.refused"
 Decide = Callable[[GraphModule, dict[str, str]], Callable[[Kernel, Match], bool]]
 """From a graph to a predicate whether a kernel takes a match; reasons for others go to the dict."""
 
-_CLAMP = torch.ops.aten.clamp_max.default
+_ENDINGS = tuple(
+    getattr(torch.ops.aten, name).default for name in ("clamp_max", "clamp_min", "relu")
+)
+"""What may stand behind a fused call whose operator cannot do it itself."""
 
 
 def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> GraphPass:
@@ -82,9 +85,10 @@ def _replace(editor: Editor, kernel: Kernel, match: Match, output: torch.dtype) 
 
 
 def _fused(made: Node) -> Node:
-    """The fused call itself, behind the clamp of a 7-bit result."""
-    source = made.args[0]
-    return source if made.target is _CLAMP and isinstance(source, Node) else made
+    """The fused call itself, behind what ends it."""
+    while made.target in _ENDINGS and isinstance(source := made.args[0], Node):
+        made = source
+    return made
 
 
 def _operands(match: Match) -> list[Node]:

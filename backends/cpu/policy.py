@@ -22,7 +22,7 @@ from pt2e_quant.core.recurrent_ops import Cell, Rounding, gate_count
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER, OpKind, OpRow, Preference
-from pt2e_quant.graph.ops import CONV1D, CONV2D, LINEAR, argument, is_call
+from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.kernels.int8_conv2d.read_conv import even_padding, per_axis
@@ -119,7 +119,7 @@ def _read_constants(regions: Regions) -> set[Node]:
     }
 
 
-_GEMMS = CONV1D + CONV2D + LINEAR
+_GEMMS = CONV + LINEAR
 _DATA_MOVEMENT = one_of(
     ops.RESHAPE,
     ops.SQUEEZE,

@@ -19,7 +19,6 @@ from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
 from pt2e_quant.kernels.registry import Registry
 
 _REASONS = {
-    "aten.conv3d": "oneDNN's int8 conv3d is in torch, but nothing here fuses it",
     "aten.conv_transpose1d": "torch has no integer transposed convolution of oneDNN",
     "aten.conv_transpose2d": "torch has no integer transposed convolution of oneDNN",
     "aten.conv_transpose3d": "torch has no integer transposed convolution of oneDNN",

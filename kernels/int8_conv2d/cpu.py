@@ -1,6 +1,7 @@
-"""int8_conv2d and conv1d on CPUs: oneDNN's fused convolution of uint8, channels last."""
+"""int8_conv2d, conv1d and conv3d on CPUs: oneDNN's fused convolution of uint8, channels last."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch.fx import Node
 
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, CONSTANT_BIAS
-from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, is_call
+from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, BATCHED_3D, CONSTANT_BIAS
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.ops import CONV1D, CONV2D, CONV3D, argument, is_call
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_conv2d.read_conv import (
@@ -18,10 +20,11 @@ from pt2e_quant.kernels.int8_conv2d.read_conv import (
     WINDOWS_MEET_IMAGE,
     even_padding,
     per_axis,
+    weight_of,
 )
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv
-from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
+from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv, aten
+from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS, NO_POST_OP
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
 from pt2e_quant.kernels.onednn.site import (
     FLOAT,
@@ -38,7 +41,7 @@ from pt2e_quant.kernels.site import Site
 
 _SIZES = (("small", 1 << 18), ("medium", 1 << 22))
 """Below so many multiplications an image; "large" from there."""
-_GEMMS = CONV1D + CONV2D + ops.LINEAR
+_GEMMS = CONV1D + CONV2D + CONV3D + ops.LINEAR
 _MADE_BY = (QConv, ConvSum)
 _BETWEEN = CONV_POST_OPS + ops.LEAKY_RELU
 """Operators between two convolutions that still count as neighbours; q/dq count too."""
@@ -80,6 +83,8 @@ def class_of(weight: tuple[int, ...], *, groups: int, places: int, in_chain: boo
         kind = "pointwise"
     else:
         kind = "stem" if weight[1] <= 4 else "spatial"
+    if len(weight) > 4:
+        kind = f"volume, {kind}"
     products = math.prod(weight) * places
     size = next((name for name, limit in _SIZES if products < limit), "large")
     return f"{kind}, {size}" + (", in a chain" if in_chain else "")
@@ -135,8 +140,22 @@ def build(site: Site) -> Node:
     )
     if found.added is not None:
         return _summed(site, found, head, geometry, result)
-    args = (*head, found.bias, *geometry, *result.described, *result.unary)
-    return finish(site, QConv, args, result, shape_class(site.match))
+    is_volume = is_call(conv, CONV3D)
+    fused = replace(result, post_op=NO_POST_OP) if is_volume else result
+    args = (*head, found.bias, *geometry, *fused.described, *fused.unary)
+    made = finish(site, QConv, args, fused, shape_class(site.match))
+    return made if fused.post_op is result.post_op else _at_least_zero(site, made, result)
+
+
+def _at_least_zero(site: Site, made: Node, result: Result) -> Node:
+    """A relu behind a convolution of volumes, for which oneDNN in torch has no post-op."""
+    place: dict[str, Any] = {"like": site.match.anchor, "before": site.place}
+    if result.is_float:
+        return site.editor.call(aten.relu.default, made, val=made.meta["val"], **place)
+    zero = result.affine.zero_point
+    if not zero:  # what is below is cut off already
+        return made
+    return site.editor.call(aten.clamp_min.default, made, zero, val=made.meta["val"], **place)
 
 
 def _summed(
@@ -178,6 +197,14 @@ _NEEDS = (
     EVEN_PADDING,
     WINDOWS_MEET_IMAGE,
 )
+_NOT_DEPTHWISE = Constraint(
+    # 20 to 40 times as long as in float.
+    text="no depthwise convolution: oneDNN has no fast one of volumes",
+    holds=lambda match: (
+        weight_of(match.nodes["op"]).shape[1] > 1 or argument(match.nodes["op"], "groups") == 1
+    ),
+)
+_OF_VOLUMES = (BATCHED_3D, _NOT_DEPTHWISE, *_NEEDS)
 _QCONV = "onednn.qconv_pointwise"
 
 KERNELS = tuple(
@@ -195,6 +222,8 @@ KERNELS = tuple(
         gemm_row("conv1d", ops.CONV1D, one_of(ops.RELU), _QCONV, BATCHED_1D, *_NEEDS),
         gemm_row("conv2d", ops.CONV2D, None, _QCONV, BATCHED_2D, *_NEEDS),
         gemm_row("conv2d", ops.CONV2D, CONV_POST_OPS, _QCONV, BATCHED_2D, *_NEEDS),
+        gemm_row("conv3d", ops.CONV3D, None, _QCONV, *_OF_VOLUMES),
+        gemm_row("conv3d", ops.CONV3D, one_of(ops.RELU), _QCONV, *_OF_VOLUMES),
         sum_row(
             "conv2d",
             ops.CONV2D,

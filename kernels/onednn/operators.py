@@ -19,6 +19,7 @@ _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-un
 QConv = _onednn.qconv_pointwise.default
 QConvSum = _onednn.qconv2d_pointwise.binary
 """Argument 6 is the summand; it is overwritten and returned."""
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 QLinear = _onednn.qlinear_pointwise.default
 QLinearSum = _onednn.qlinear_pointwise.binary
 """Argument 6 is the summand; with "sum" for argument 13 it is overwritten, with "add" read.
@@ -39,6 +40,20 @@ for _own, _theirs in (("onednn_conv_sum", QConvSum), ("onednn_linear_sum", QLine
     _LIBRARY.define(  # type: ignore[no-untyped-call]
         f"{_own}({_arguments.replace('Tensor(a!)', 'Tensor')}) -> Tensor"
     )
+
+
+def image_format(dims: int) -> torch.memory_format | None:
+    """The order in which oneDNN's convolutions read and write a value of so many dimensions.
+
+    None for those that have one order.
+    """
+    return _CHANNELS_LAST.get(dims)
+
+
+def in_image_format(x: Tensor) -> Tensor:
+    """An image or volume with its channels last; a copy unless it is so already."""
+    memory_format = image_format(x.dim())
+    return x if memory_format is None else x.contiguous(memory_format=memory_format)
 
 
 def _pack_linear(weight: Tensor, x_shape: Sequence[int] | None) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 from torch.fx import Node
 
 from pt2e_quant.graph.meta import fake_cast
-from pt2e_quant.graph.ops import CONV1D, is_call
+from pt2e_quant.graph.ops import CONV1D, CONV3D, is_call
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.kernels.onednn.operators import ConvSum, QConv
+from pt2e_quant.kernels.onednn.operators import ConvSum, QConv, image_format
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, PostOp, limited, post_op_of
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of, read_weight
@@ -76,7 +76,7 @@ class Result:
     def of(cls, site: Site) -> "Result":
         """The ending of a match. oneDNN saturates at 255: less is kept by the post-op, or after.
 
-        Sums and one-dimensional convolutions have no post-op that clips.
+        Sums, and convolutions of one and three dimensions, have no post-op that clips.
         """
         is_sum = "add" in site.match.nodes
         post_op = _post_op(site.match, is_sum)
@@ -86,7 +86,7 @@ class Result:
         if output.quant_max >= _FULL_MAX:
             return cls(output, post_op, None)
         high = (output.quant_max - output.zero_point) * output.scale
-        has_clips = not is_sum and not is_call(site.match.nodes["op"], CONV1D)
+        has_clips = not is_sum and not is_call(site.match.nodes["op"], CONV1D + CONV3D)
         narrowed = limited(post_op, high) if has_clips else None
         if narrowed is None:
             return cls(output, post_op, output.quant_max)
@@ -136,10 +136,11 @@ def finish(
 
 def channels_last(site: Site, value: Node) -> Node:
     """An image in channels-last order, once for all that read it; nothing is copied that is so."""
-    if value.meta["val"].dim() != 4 or value.target in _CHANNELS_LAST:
+    memory_format = image_format(value.meta["val"].dim())
+    if memory_format is None or value.target in _CHANNELS_LAST:
         return value
     for reader in value.users:
-        is_same = reader.kwargs.get("memory_format") is torch.channels_last
+        is_same = reader.kwargs.get("memory_format") is memory_format
         if reader.target is aten.contiguous.default and is_same and reader < site.place:
             return reader
     return site.editor.call(
@@ -148,7 +149,7 @@ def channels_last(site: Site, value: Node) -> Node:
         like=site.match.nodes["op"],
         before=site.place,
         val=value.meta["val"],
-        memory_format=torch.channels_last,
+        memory_format=memory_format,
     )
 
 

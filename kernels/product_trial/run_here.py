@@ -25,6 +25,7 @@ from pt2e_quant.kernels.onednn.operators import (
     QConv,
     QLinear,
     QLinearSum,
+    in_image_format,
 )
 from pt2e_quant.kernels.product_trial.product import Operator, Product, read_product
 from pt2e_quant.kernels.product_trial.run_in_child import TIME_COMMAND
@@ -132,10 +133,10 @@ def _draw(product: Product, generator: torch.Generator) -> _Drawn:
         summand = torch.randn(shape, generator=generator)
         if product.summand == "uint8":
             summand, summand_scale = _integers(shape, 0, high, generator).to(torch.uint8), 2.0**-5
-        if summand.dim() == 4 and product.operator is Operator.CONV:
-            summand = summand.contiguous(memory_format=torch.channels_last)
+        if product.operator is Operator.CONV:
+            summand = in_image_format(summand)
     return _Drawn(
-        x=x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and product.stride else x,
+        x=in_image_format(x) if product.operator is Operator.CONV else x,
         weight=weight,
         x_scale=x_scale,
         x_zero_point=_ZERO_POINT if product.is_shifted else 0,

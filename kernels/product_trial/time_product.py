@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear, QConv, QLinear
+from pt2e_quant.kernels.onednn.operators import (
+    PackConv,
+    PackLinear,
+    QConv,
+    QLinear,
+    in_image_format,
+)
 from pt2e_quant.kernels.product_trial.product import Operator, Product
 
 _ENOUGH_S = 0.1
@@ -63,11 +69,11 @@ def time_product(product: Product) -> Times:
 
 def _time(product: Product) -> Times:
     x = torch.randn(product.x)
-    is_image = len(product.stride) == 2
+    is_image = product.operator is Operator.CONV
     calls: tuple[Callable[[], Tensor], ...] = (
         _in_integers(product),
         _in_float(product, x),
-        lambda: _ordered(_quantized(x)) if is_image else _quantized(x),
+        lambda: in_image_format(_quantized(x)) if is_image else _quantized(x),
     )
     cached = torch.zeros(_CACHE_BYTES, dtype=torch.uint8)
     least = [float("inf")] * len(calls)
@@ -90,17 +96,14 @@ def _quantized(x: Tensor) -> Tensor:
     return integers.set_(held.untyped_storage(), held.storage_offset(), held.shape, held.stride())
 
 
-def _ordered(image: Tensor) -> Tensor:
-    return image.contiguous(memory_format=torch.channels_last)
-
-
 def _in_integers(product: Product) -> Callable[[], Tensor]:
     count = product.weight[0]
     weight = torch.randint(-127, 128, product.weight, dtype=torch.int8)
     scale, zeros = torch.full((count,), 0.01), torch.zeros(count, dtype=torch.int32)
     bias = torch.randn(count) if product.has_bias else None
     x = torch.randint(0, 256, product.x, dtype=torch.uint8)
-    name = "none" if product.post_op.name == "none" else "relu"
+    is_plain = product.post_op.name == "none" or len(product.stride) == 3  # volumes have none
+    name = "none" if is_plain else "relu"
     ending = (0.05, 0, torch.uint8, name, [0.0], "")
     if product.operator is Operator.LINEAR:
         packed = PackLinear(weight, [*product.x])
@@ -108,9 +111,7 @@ def _in_integers(product: Product) -> Callable[[], Tensor]:
         return lambda: QLinear(*head, *ending)
     geometry = ([*product.stride], [*product.padding], [*product.dilation], product.groups)
     packed = PackConv(weight, scale, _SCALE, _ZERO_POINT, *geometry, [*product.x])
-    if x.dim() == 4:
-        x = _ordered(x)
-    head = (x, _SCALE, _ZERO_POINT, packed, scale, zeros, bias)
+    head = (in_image_format(x), _SCALE, _ZERO_POINT, packed, scale, zeros, bias)
     return lambda: QConv(*head, *geometry, *ending)
 
 
@@ -130,5 +131,5 @@ def _in_float(product: Product, x: Tensor) -> Callable[[], Tensor]:
     if product.operator is Operator.LINEAR:
         return lambda: function(F.linear(x, weight, bias))
     geometry = ([*product.stride], [*product.padding], [*product.dilation], product.groups)
-    convolve = F.conv1d if len(product.stride) == 1 else F.conv2d
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[len(product.stride) - 1]
     return lambda: function(convolve(x, weight, bias, *geometry))

@@ -176,8 +176,9 @@ class _Functions:
             number = fill_number(node)
             return float(number) if isinstance(number, (int, float)) else None
         value = node.meta.get("val")
-        is_one = isinstance(value, Tensor) and value.dim() <= 1  # of a split there are several
-        if not is_one or not statically_known_true(value.numel() == 1) or value.is_complex():
+        if not isinstance(value, Tensor) or value.dim() > 1 or value.is_complex():
+            return None  # the parts of a split are no one tensor
+        if not statically_known_true(value.numel() == 1):
             return None
         self._known = self._known or ConstantValues(self.gm)
         if node not in self._known.nodes or any(

@@ -77,6 +77,7 @@ def _is_global_mean(match: Match) -> bool:
 FLOAT_OPERANDS = Constraint(text="float32, float16 or bfloat16 tensors", holds=_takes_floats)
 BATCHED_1D = Constraint(text="N, C, L inputs", holds=lambda match: rank_of(match["x"]) == 3)
 BATCHED_2D = Constraint(text="N, C, H, W inputs", holds=lambda match: rank_of(match["x"]) == 4)
+BATCHED_3D = Constraint(text="N, C, D, H, W inputs", holds=lambda match: rank_of(match["x"]) == 5)
 LIMITS_ARE_NUMBERS = Constraint(
     text="bounds that are numbers", holds=lambda match: _limits_are(match, int, float)
 )
