@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast
-from pt2e_quant.graph.ops import CONV1D, CONV2D, is_call
+from pt2e_quant.graph.ops import CONV, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantized_values import Affine
@@ -47,7 +47,7 @@ class Site:
     @property
     def label(self) -> str:
         """The module path, node and layout of the result, for the profiler."""
-        layout = "channels_last" if is_call(self.source, CONV1D + CONV2D) else "contiguous"
+        layout = "channels_last" if is_call(self.source, CONV) else "contiguous"
         return f"{label_of(self.source)} {layout}".strip()
 
     def integers(self, name: str) -> Node:

@@ -11,7 +11,7 @@ from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, BATCHED_3D, CONSTANT_BIAS
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import CONV1D, CONV2D, CONV3D, argument, is_call
+from pt2e_quant.graph.ops import CONV3D, argument, is_call
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_conv2d.read_conv import (
@@ -41,7 +41,7 @@ from pt2e_quant.kernels.site import Site
 
 _SIZES = (("small", 1 << 18), ("medium", 1 << 22))
 """Below so many multiplications an image; "large" from there."""
-_GEMMS = CONV1D + CONV2D + CONV3D + ops.LINEAR
+_GEMMS = ops.CONV + ops.LINEAR
 _MADE_BY = (QConv, ConvSum)
 _BETWEEN = CONV_POST_OPS + ops.LEAKY_RELU
 """Operators between two convolutions that still count as neighbours; q/dq count too."""

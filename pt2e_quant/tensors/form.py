@@ -91,6 +91,12 @@ class TensorForm:
         return tuple(strides[axis] for axis in self.axes)
 
     @property
+    def is_scaled_by_rows(self) -> bool:
+        """True if there is a scale for each row, or one for all."""
+        granularity = self.scheme.granularity
+        return granularity == PerChannel(0) or isinstance(granularity, PerTensor)
+
+    @property
     def format_name(self) -> str:
         """The name of the codes' format: "int4", "float8_e4m3fn", "nf4".
 

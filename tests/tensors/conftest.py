@@ -1,10 +1,9 @@
+from dataclasses import fields
+
 import pytest
 
 from pt2e_quant.tensors import register_kernel, unregister_kernel
 from pt2e_quant.tensors.kernels.dispatch import KERNELS
-
-_ARGUMENTS = ("name", "op", "layout", "formats", "granularities", "has_input", "device", "dtypes",
-              "takes")  # fmt: skip
 
 
 @pytest.fixture
@@ -15,5 +14,5 @@ def no_kernels():
         unregister_kernel(kernel.name)
     yield
     for kernel in kept:
-        register_kernel(kernel.run, **{name: getattr(kernel, name) for name in _ARGUMENTS})
+        register_kernel(**{field.name: getattr(kernel, field.name) for field in fields(kernel)})
     assert kept == KERNELS

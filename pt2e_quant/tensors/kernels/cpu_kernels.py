@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
+from pt2e_quant.core.granularity import PerToken
 from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
 from pt2e_quant.kernels.int8_linear.codes_op import LinearOfCodes, linear_of_codes
 from pt2e_quant.kernels.int8_linear.rows_op import linear_of_quantized_rows, written_out
@@ -127,7 +127,7 @@ def has_plain_bytes(form: TensorForm) -> bool:
         and scheme.bits == 8
         and scheme.scales.is_plain
         and len(form.shape) == 2
-        and (scheme.granularity == PerChannel(0) or isinstance(scheme.granularity, PerTensor))
+        and form.is_scaled_by_rows
     )
 
 

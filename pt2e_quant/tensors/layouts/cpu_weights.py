@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.granularity import PerChannel, PerGroup, PerTensor
+from pt2e_quant.core.granularity import PerChannel, PerGroup
 from pt2e_quant.core.packing import pack
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.int4_linear.cpu_tiles import UnpackInt4
@@ -110,11 +110,10 @@ class OneDnn(Layout):
     def refusal(self, form: TensorForm) -> str:
         """It takes matrices of integers with a scale for each row, on machines with exact sums."""
         scheme = form.scheme
-        by_row = scheme.granularity == PerChannel(0) or isinstance(scheme.granularity, PerTensor)
         reasons = (
             (scheme.format is not None, f"{scheme.format} is no integer"),
             (len(form.shape) != 2, f"a matrix is needed, found {len(form.shape)} dimensions"),
-            (not by_row, f"{scheme.granularity} is not a scale for each row"),
+            (not form.is_scaled_by_rows, f"{scheme.granularity} is not a scale for each row"),
             (not scheme.scales.is_plain, f"{scheme.scales} are not float32"),
             (scheme.bits > 8, "more than 8 bits"),
             (scheme.bits == 8 and (not scheme.symmetric or scheme.range[0] >= 0),
