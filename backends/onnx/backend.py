@@ -8,6 +8,7 @@ from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.backends.target.backend import Backend, Lowers
+from pt2e_quant.passes.cleanup.experts_as_linears import experts_as_linears
 
 
 def _lowering() -> Lowers:
@@ -25,6 +26,7 @@ BACKEND = Backend(
     recipes=RECIPES,
     lowering=_lowering,
     policy=POLICY,
+    transforms=(experts_as_linears,),
     finishing=(leave_islands,),
     recurrent=recurrent_form,
     computes_in=(torch.float32,),

@@ -32,6 +32,7 @@ from pt2e_quant.backends.onnx.passes.leave_float import (
     node_of,
 )
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
+from pt2e_quant.backends.onnx.passes.split_experts import split_experts
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
@@ -185,6 +186,7 @@ def _has_complex(node: Node) -> bool:
 _FIRST = (
     leave_refused,
     drop_value_checks,
+    split_experts,
     decompose_caches(has_casts=True),
     promote_cats,
     chunk_by_sizes,

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import Role
+from pt2e_quant.graph.idioms.experts import ROUTER_KEY
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import (
     ALLOWED_KEY,
@@ -40,6 +41,14 @@ READ_IN_FLOAT = Preference(
     name="read_in_float",
     text="a reader that works in integers",
     fix='quantizer.allowing("read_in_float"); before a float operator integers only add rounding',
+)
+
+ROUTERS = Preference(
+    name="routers",
+    text="no choice of experts that is made by its result",
+    fix='quantizer.allowing("routers"); another expert than the float model\'s costs a token more '
+    "than all rounding, and a router has few weights",
+    keeps=lambda row, match: row.kind is OpKind.HEAVY and ROUTER_KEY in match.anchor.meta,
 )
 
 

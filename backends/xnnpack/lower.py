@@ -78,6 +78,7 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
+from pt2e_quant.backends.xnnpack.passes.own_constants import OWN_CONSTANTS
 from pt2e_quant.backends.xnnpack.passes.pools_in_delegate import (
     average_in_delegate,
     pool_by_depthwise,
@@ -93,8 +94,6 @@ from pt2e_quant.backends.xnnpack.passes.refloat import (
     float_regions,
     has_per_tensor,
     leave_slower,
-    own_biases,
-    own_operands,
     refloat_leftovers,
     refloat_products,
     refuse_float,
@@ -203,8 +202,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         conv1d_as_conv2d,
         move_integers,
         unfold_biases,
-        own_biases,
-        own_operands,
+        *OWN_CONSTANTS,
         refloat_products,
         refloat_leftovers,
         split_biases,

@@ -34,6 +34,7 @@ from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_per_token_portable,
     scale_products,
 )
+from pt2e_quant.backends.onnx.rewrites.rows_of_experts import split_rows
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     absorb_clips,
     cancel_requantize,
@@ -219,6 +220,7 @@ REWRITES = (
     look_up_blocks,
     multiply_per_tensor,
     multiply_one_row,
+    split_rows,
     multiply_per_token,
     split_results,
     join_silu,
@@ -230,6 +232,7 @@ PORTABLE_REWRITES = (
     look_up_portable,
     multiply_per_tensor,
     multiply_one_row,
+    split_rows,
     multiply_per_token_portable,
     transpose_blocks,
     split_results_portable,

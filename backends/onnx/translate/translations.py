@@ -17,6 +17,7 @@ from torch.onnx._internal.exporter._torchlib.ops.hop import (
 )
 
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import per_token_translations
+from pt2e_quant.backends.onnx.rewrites.rows_of_experts import expert_translations
 from pt2e_quant.backends.onnx.rewrites.write_formats import format_translations
 from pt2e_quant.backends.onnx.rewrites.write_recurrent import recurrent_translations
 from pt2e_quant.backends.onnx.translate.activations import activation_translations
@@ -64,6 +65,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         **reduction_translations(),
         **activation_translations(),
         **recurrent_translations(),
+        **expert_translations(),
     }
 
 

@@ -39,7 +39,7 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute, constant_nodes, constant_of, origin_name
+from pt2e_quant.graph.meta import constant_of, origin_name
 from pt2e_quant.graph.ops import (
     ADDMM,
     CONV1D,
@@ -57,7 +57,6 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
-from pt2e_quant.graph.subgraphs import direct_bodies
 from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
 _FUNCTIONS: Overloads = (
@@ -79,7 +78,7 @@ def unfold_biases(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     notes = []
     for node in [n for n in gm.graph.nodes if is_dequantize(n)]:
-        readers = [u for u in node.users if is_call(u, GEMMS) and _bias_of(u) is node]
+        readers = [u for u in node.users if is_call(u, GEMMS) and bias_of(u) is node]
         source = node.args[0]
         if len(readers) == len(node.users) == 1 and isinstance(source, Node):
             if constant_of(gm, source) is not None:
@@ -88,63 +87,8 @@ def unfold_biases(gm: GraphModule) -> PassResult:
     return PassResult(editor.finish(), tuple(notes))
 
 
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def own_biases(gm: GraphModule) -> PassResult:
-    """Give each convolution or linear a bias of its own where layers run several times.
-
-    ExecuTorch's serializer (1.4) makes the integers of a constant once: on the step of the first
-    operator that reads it, whatever the scales of the others.
-
-    Before:  conv(x, w, b), conv(y, w, b)
-    After:   conv(x, w, b), conv(y, w, b_1)
-    """
-    editor = Editor(gm)
-    notes, seen = [], set()
-    for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
-        bias = _bias_of(node)
-        if not isinstance(bias, Node) or bias.op != "get_attr":
-            continue
-        value = attribute(gm, str(bias.target))
-        if not isinstance(value, Tensor):
-            continue
-        if id(value) in seen:
-            held = editor.constant(str(bias.target), value.detach().clone(), like=bias)
-            node.replace_input_with(bias, held)
-            notes.append(Note(node.name, "its bias is a copy"))
-        seen.add(id(value))
-    return PassResult(editor.finish(), tuple(notes))
-
-
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def own_operands(gm: GraphModule) -> PassResult:
-    """Give control flow constants of its own where operators outside read them too.
-
-    ExecuTorch's partitioner (1.4) moves a constant into the delegate that reads it, and stops where
-    a call that no delegate takes reads it as well. Equal constants of a file are stored once.
-
-    Before:  linear(x, w, b), cond(p, yes, no, (y, b))
-    After:   linear(x, w, b), cond(p, yes, no, (y, b_1))
-    """
-    editor = Editor(gm)
-    calls = {body.call for body in direct_bodies(gm)}
-    constants = constant_nodes(gm.graph)
-    named = [n for n in gm.graph.nodes if n.op == "get_attr" and n in constants]
-    held = {node: attribute(gm, str(node.target)) for node in named}
-    # By tensor: one may stand under several names, which torch.export makes one again.
-    outside = {id(held[n]) for n in held if not calls.issuperset(n.users)}
-    copies: dict[int, Node] = {}
-    for source, value in held.items():
-        if not isinstance(value, Tensor) or id(value) not in outside:
-            continue
-        for call in [user for user in source.users if user in calls]:
-            if id(value) not in copies:
-                copy = value.detach().clone()
-                copies[id(value)] = editor.constant(str(source.target), copy, like=source)
-            call.replace_input_with(source, copies[id(value)])
-    return PassResult(editor.finish())
-
-
-def _bias_of(node: Node) -> Any:
+def bias_of(node: Node) -> Any:
+    """The bias of a convolution, linear or addmm: a node or None."""
     return argument(node, "self" if is_call(node, ADDMM) else "bias")
 
 

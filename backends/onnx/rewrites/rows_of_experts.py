@@ -1,0 +1,79 @@
+"""The rows of each expert of a mixture of experts: exported as marks, written as one Split."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import onnx_ir as ir
+from onnx.defs import OpSchema
+from onnxscript import opset21
+
+from pt2e_quant.backends.onnx.translate.marks import MARKS, mark
+from pt2e_quant.backends.onnx.values import int_attribute, redirect
+from pt2e_quant.graph.idioms.experts import JoinedRows, RowsOfExpert
+
+op: Any = opset21
+
+_ROWS = "RowsOfExpert"
+_rows = mark(_ROWS, ("x", "counts"), ("rows",), {"expert": OpSchema.AttrType.INT})
+
+
+def expert_translations() -> dict[Any, Any]:
+    """Operator overload to translation."""
+    return {RowsOfExpert: rows_of_expert, JoinedRows: joined_rows}
+
+
+def rows_of_expert(x: ir.Value, counts: ir.Value, expert: int, most: Any) -> Any:
+    """A mark: the rows alone, without zeros behind them."""
+    return _rows(x, counts, expert=expert)
+
+
+def joined_rows(parts: Sequence[ir.Value], counts: ir.Value, ids: ir.Value) -> Any:
+    """Concat, of rows alone."""
+    return op.Concat(*parts, axis=0)
+
+
+def split_rows(graph: ir.Graph) -> int:
+    """Write the rows of all experts as one Split; what is made of them has sizes of run time.
+
+    Before:  RowsOfExpert(x, counts, expert=0), …, RowsOfExpert(x, counts, expert=E - 1)
+    After:   Split(x, counts)
+    """
+    marks = [n for n in graph if n.op_type == _ROWS and n.domain == MARKS]
+
+    def operands(node: ir.Node) -> tuple[int, ...]:
+        return tuple(id(value) for value in node.inputs)
+
+    for _, group in groupby(sorted(marks, key=operands), key=operands):
+        nodes = sorted(group, key=lambda node: int_attribute(node, "expert", 0))
+        first = next(node for node in graph if node in nodes)
+        split = ir.Node(
+            "", "Split", list(first.inputs), [ir.AttrInt64("axis", 0)], num_outputs=len(nodes)
+        )
+        graph.insert_before(first, split)
+        for node, rows in zip(nodes, split.outputs, strict=True):
+            mine = node.outputs[0]
+            rows.name, rows.type, rows.shape = mine.name, mine.type, mine.shape
+            redirect(mine, rows)
+            graph.remove(node, safe=True)
+            _forget_sizes(rows)
+    return len(marks)
+
+
+def _forget_sizes(rows: ir.Value) -> None:
+    """Take the number of rows off the shape of a value and of all that is made of it by row."""
+    stack, seen = [rows], set()
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if value.shape is not None and len(value.shape):
+            value.shape = ir.Shape([None, *value.shape[1:]])
+        readers = [use.node for use in value.uses() if not _is_join(use.node)]
+        stack += [output for node in readers for output in node.outputs]
+
+
+def _is_join(node: ir.Node) -> bool:
+    """True for what puts the rows of all experts together; there are as many as before."""
+    return node.op_type == "Concat" and int_attribute(node, "axis", 1) == 0
