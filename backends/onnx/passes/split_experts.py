@@ -1,7 +1,7 @@
 """Let each expert of a mixture of experts compute the rows that chose it, and no others."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -30,9 +30,10 @@ def split_experts(gm: GraphModule) -> PassResult:
              y = joined_rows([f_0(rows_of_expert(x, counts, 0)), …], counts)
     """
     editor, notes = Editor(gm), []
+    places = {node: at for at, node in enumerate(gm.graph.nodes)}
     constants = constant_nodes(gm.graph)
     for node in [n for n in gm.graph.nodes if n.target is aten.index_select.default]:
-        found = _find(node, constants)
+        found = _find(node, constants, places)
         if found is not None:
             _split(found, editor)
             notes.append(Note(node.name, f"{len(found.parts)} experts compute their own rows"))
@@ -62,7 +63,7 @@ class _Experts:
     chains: Sequence[Sequence[Node]]
 
 
-def _find(choice: Node, constants: Collection[Node]) -> _Experts | None:
+def _find(choice: Node, constants: Collection[Node], order: Mapping[Node, int]) -> _Experts | None:
     table, around = _behind_qdq(argument(choice, "self"))
     if argument(choice, "dim") != 0 or not calls(table, RESHAPE):
         return None
@@ -76,8 +77,7 @@ def _find(choice: Node, constants: Collection[Node]) -> _Experts | None:
     between = [cat, *joined, table, *around]
     if any(len(n.users) != 1 for n in between):
         return None
-    order = {node: at for at, node in enumerate(choice.graph.nodes)}
-    chains = [_chain(part, cat, constants, order) for part in parts]
+    chains = [_chain(part, constants, order) for part in parts]
     bases = {source for chain in chains for source in _sources(chain, constants)}
     if len(bases) != 1 or not all(chains):
         return None
@@ -116,9 +116,7 @@ def _places(node: Any, count: int) -> tuple[Node, Node] | None:
     return (token, ids) if isinstance(token, Node) and isinstance(ids, Node) else None
 
 
-def _chain(
-    part: Node, cat: Node, constants: Collection[Node], order: dict[Node, int]
-) -> list[Node]:
+def _chain(part: Node, constants: Collection[Node], order: Mapping[Node, int]) -> list[Node]:
     """The operators of rows that only one expert's part is made by, and what quantizes their rows.
 
     Experts share the integers of the rows that they read; each can quantize its own as well.

@@ -1,7 +1,6 @@
 """The rows of each expert of a mixture of experts: exported as marks, written as one Split."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import onnx_ir as ir
@@ -40,21 +39,17 @@ def split_rows(graph: ir.Graph) -> int:
     After:   Split(x, counts)
     """
     marks = [n for n in graph if n.op_type == _ROWS and n.domain == MARKS]
-
-    def operands(node: ir.Node) -> tuple[int, ...]:
-        return tuple(id(value) for value in node.inputs)
-
-    for _, group in groupby(sorted(marks, key=operands), key=operands):
-        nodes = sorted(group, key=lambda node: int_attribute(node, "expert", 0))
-        first = next(node for node in graph if node in nodes)
-        split = ir.Node(
-            "", "Split", list(first.inputs), [ir.AttrInt64("axis", 0)], num_outputs=len(nodes)
-        )
-        graph.insert_before(first, split)
-        for node, rows in zip(nodes, split.outputs, strict=True):
-            mine = node.outputs[0]
-            rows.name, rows.type, rows.shape = mine.name, mine.type, mine.shape
-            redirect(mine, rows)
+    groups: dict[tuple[ir.Value | None, ...], list[ir.Node]] = {}
+    for node in marks:
+        groups.setdefault(tuple(node.inputs), []).append(node)
+    for nodes in groups.values():
+        made = [ir.AttrInt64("axis", 0)]
+        split = ir.Node("", "Split", list(nodes[0].inputs), made, num_outputs=len(nodes))
+        graph.insert_before(nodes[0], split)
+        for node in nodes:
+            old, rows = node.outputs[0], split.outputs[int_attribute(node, "expert", 0)]
+            rows.name, rows.type, rows.shape = old.name, old.type, old.shape
+            redirect(old, rows)
             graph.remove(node, safe=True)
             _forget_sizes(rows)
     return len(marks)
