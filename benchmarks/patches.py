@@ -24,6 +24,7 @@ from benchmarks.results import write_results
 from pt2e_quant.accelerate import (
     composite_operators,
     executorch_passes,
+    onnx_decompositions,
     onnx_tables,
     pause_gc,
     recompile,
@@ -98,7 +99,7 @@ def file_work() -> Callable[[], float]:
 
 
 _to_pte, _few_to_pte = (partial(lowering_work, "xnnpack", depth) for depth in (40, 4))
-_few_to_onnx = partial(lowering_work, "onnx", 4)
+_to_onnx, _few_to_onnx = (partial(lowering_work, "onnx", depth) for depth in (40, 4))
 
 CASES = (
     (pause_gc.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
@@ -111,6 +112,8 @@ CASES = (
     (single_decomposition.PATCH, "lower to .pte, conv stack 4 (CPU s)", _few_to_pte),
     (single_decomposition.PATCH, "lower to .pte, conv stack 40 (CPU s)", _to_pte),
     (onnx_tables.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
+    (onnx_decompositions.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
+    (onnx_decompositions.PATCH, "lower to ONNX, conv stack 40 (CPU s)", _to_onnx),
     (share_constants.PATCH, "bytes of a .pte with a tied table", file_work),
 )
 
@@ -119,11 +122,15 @@ def main() -> None:
     """Measure, print, and write `results/patches.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--patches", nargs="*", help="names; all by default")
+    given = parser.parse_args()
+    repeats, names = given.repeats, given.patches
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     table = Table("patch", "of", "with", "without", "ratio")
     for patch, what, prepare in CASES:
+        if names and patch.name not in names:
+            continue
         measure = prepare()
         measure()
         runs: dict[str, list[float]] = {"": [], patch.name: []}

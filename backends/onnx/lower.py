@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.accelerate.composite_operators import quick_decompositions
+from pt2e_quant.accelerate.onnx_decompositions import without_idle_decompositions
 from pt2e_quant.accelerate.onnx_tables import kept_table
 from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
@@ -106,7 +107,13 @@ def export_model(
         UnsupportedError: the exporter has no ONNX for an operator.
     """
     quiet = without_remarks("torch.onnx", "onnxscript", "onnx_ir")
-    with quiet, exact_identities(), kept_table(), quick_decompositions():
+    with (
+        quiet,
+        exact_identities(),
+        kept_table(),
+        quick_decompositions(),
+        without_idle_decompositions(),
+    ):
         try:
             program = torch.onnx.export(
                 ep,
