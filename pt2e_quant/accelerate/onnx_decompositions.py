@@ -21,7 +21,7 @@ from pt2e_quant.accelerate.patch import Patch, Replacement, replaced
 
 PATCH = Patch(
     name="onnx_decompositions",
-    saves="a quarter to a third of the time of lowering a network to ONNX",
+    saves="28 to 44 % of the CPU time of lowering stacks of convolutions to ONNX",
     versions={"torch": "2.13"},
 )
 
