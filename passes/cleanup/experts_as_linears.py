@@ -14,6 +14,7 @@ from pt2e_quant.graph.idioms.experts import (
     ExpertProduct,
     expert_product,
     is_by_row,
+    is_one_row,
     routers_of,
     taken_rows,
 )
@@ -118,7 +119,7 @@ class _Writer:
     def _whole(self, x: Node, like: Node) -> tuple[Node, Node | None]:
         """The matrix that rows were gathered from, and which were; themselves if none was."""
         taken = taken_rows(x)
-        if taken is not None:
+        if taken is not None and self._is_no_larger(taken[0], x):
             return taken
         if is_call(x, (aten.repeat_interleave.self_int,)) and x.args[2:] == (0,):
             base, count = x.args[:2]
@@ -129,6 +130,12 @@ class _Writer:
                 self._numbers[x] = self.editor.call(x.target, numbers, count, 0, like=x, before=x)
             return base, self._numbers[x]
         return x, None
+
+    def _is_no_larger(self, base: Node, x: Node) -> bool:
+        """False for a table, and for more rows than are taken of them."""
+        before, after = (n.meta["val"].shape[0] for n in (base, x))
+        is_known = isinstance(before, int) and isinstance(after, int)
+        return constant_of(self.editor.gm, base) is None and not (is_known and before > after)
 
     def _chosen(self, each: _Each, product: ExpertProduct, value: Node) -> Node:
         count, width = len(each.nodes), product.weights.shape[1]
@@ -168,7 +175,7 @@ class _Writer:
                 parts[operand] = each.nodes
             elif (table := self._table(operand, ids)) is not None:
                 parts[operand] = tuple(self._row(table, at) for at in range(len(known[0].nodes)))
-            elif not self._is_one_row(operand):
+            elif (held := constant_of(self.editor.gm, operand)) is None or not is_one_row(held):
                 return None
         count = len(known[0].nodes)
         made = tuple(self._copied(node, at, parts) for at in range(count))
@@ -183,11 +190,6 @@ class _Writer:
         operands: Any = map_arg((node.args, node.kwargs), operand)
         args, kwargs = operands
         return self.editor.call(node.target, *args, like=node, before=node, **kwargs)
-
-    def _is_one_row(self, node: Node) -> bool:
-        """True for a constant that all rows read alike."""
-        held = constant_of(self.editor.gm, node)
-        return held is not None and (held.dim() < 2 or held.shape[0] == 1)
 
 
 def _name_of(name: str, at: int) -> str:

@@ -42,11 +42,12 @@ def without_idle_decompositions() -> AbstractContextManager[None]:
 
 
 def _replacements() -> list[Replacement]:
-    decompose = _fx_passes.decompose_with_registry
-
     def decompose_what_is_there(program: ExportedProgram, registry: Any) -> ExportedProgram:
-        if not _is_written(program, registry):
-            return decompose(program, registry)
+        known = set(_decomp.get_onnx_implemented_overloads(registry))
+        table = _decomp.create_onnx_friendly_decomposition_table(known)
+        if not _is_written(program, table):
+            decomposed: ExportedProgram = program.run_decompositions(table)
+            return decomposed
         for node in list(program.graph.nodes):
             if node.target in _WRITTEN:
                 _write(node)
@@ -57,10 +58,8 @@ def _replacements() -> list[Replacement]:
     return [(_fx_passes, "decompose_with_registry", decompose_what_is_there)]
 
 
-def _is_written(program: ExportedProgram, registry: Any) -> bool:
+def _is_written(program: ExportedProgram, table: Any) -> bool:
     """True if a program has no operator but those that tracing keeps and those written here."""
-    known = set(_decomp.get_onnx_implemented_overloads(registry))
-    table = _decomp.create_onnx_friendly_decomposition_table(known)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     if any(n.op == "get_attr" for n in program.graph.nodes):
         return False  # bodies of control flow

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, ChoosePerToken, is_dequantize, is_quantize
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.idioms.experts import JoinedRows, RowsOfExpert, is_by_row, is_choice
+from pt2e_quant.graph.idioms.experts import (
+    JoinedRows,
+    RowsOfExpert,
+    are_sorted,
+    is_by_row,
+    is_one_row,
+    scores_of,
+)
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.ops import CAT, LINEAR, RESHAPE, argument, aten, calls, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
@@ -29,10 +37,13 @@ def split_experts(gm: GraphModule) -> PassResult:
     After:   x = index_select(h, 0, token), sorted by ids
              y = joined_rows([f_0(rows_of_expert(x, counts, 0)), …], counts)
     """
+    choices = [n for n in gm.graph.nodes if n.target is aten.index_select.default]
+    if not choices:
+        return PassResult(changed=False)
     editor, notes = Editor(gm), []
     places = {node: at for at, node in enumerate(gm.graph.nodes)}
     constants = constant_nodes(gm.graph)
-    for node in [n for n in gm.graph.nodes if n.target is aten.index_select.default]:
+    for node in choices:
         found = _find(node, constants, places)
         if found is not None:
             _split(found, editor)
@@ -82,7 +93,8 @@ def _find(choice: Node, constants: Collection[Node], order: Mapping[Node, int]) 
     if len(bases) != 1 or not all(chains):
         return None
     (base,) = bases
-    if base.meta["val"].dim() != 2:
+    value = base.meta["val"]
+    if not isinstance(value, Tensor) or value.dim() != 2:
         return None
     tokens, ids = places
     return _Experts(
@@ -130,14 +142,17 @@ def _chain(part: Node, constants: Collection[Node], order: Mapping[Node, int]) -
         is_alone = asked[node] == len(node.users)
         if node in chain or not (is_alone or _is_qdq_of_rows(node)):
             continue
-        if _is_row_operator(node):
+        if _is_row_operator(node, constants):
             chain.add(node)
             stack += _rows_read(node, constants)
     return sorted(chain, key=order.__getitem__)
 
 
-def _is_row_operator(node: Node) -> bool:
-    return is_call(node, LINEAR) or _is_qdq_of_rows(node) or is_by_row(node)
+def _is_row_operator(node: Node, constants: Collection[Node]) -> bool:
+    if is_call(node, LINEAR) or _is_qdq_of_rows(node):
+        return True
+    held = [n.meta["val"] for n in node.all_input_nodes if n in constants]
+    return is_by_row(node) and all(map(is_one_row, held))
 
 
 def _is_qdq_of_rows(node: Node) -> bool:
@@ -174,7 +189,7 @@ def _split(found: _Experts, editor: Editor) -> None:
         return editor.call(target, *args, like=choice, before=choice, **kwargs)
 
     ids, tokens, unsorted = found.ids, found.tokens, None
-    if not _are_sorted(ids):
+    if not are_sorted(ids):
         ordered = call(aten.sort.default, ids)
         ids, order = call(getitem, ordered, 0), call(getitem, ordered, 1)
         tokens = call(aten.index_select.default, tokens, 0, order)
@@ -187,8 +202,9 @@ def _split(found: _Experts, editor: Editor) -> None:
     )
     counts = call(aten.sum.dim_IntList, is_of, [1])
     rows = call(aten.index_select.default, found.base, 0, tokens)
+    scores = scores_of(found.ids, count)
     # The experts of one token differ: none has more than its row.
-    is_one = found.base.meta["val"].shape[0] == 1 and is_choice(found.ids, count)
+    is_one = scores is not None and list(scores.meta["val"].shape) == [1, count]
     (most,) = [1] if is_one else sizes_of(ids, editor, like=choice, before=choice)
     parts = [
         _of_expert(found, at, call(RowsOfExpert, rows, counts, at, most), editor)
@@ -212,10 +228,3 @@ def _of_expert(found: _Experts, at: int, rows: Node, editor: Editor) -> Node:
         made.meta |= {key: held for key, held in node.meta.items() if key not in made.meta}
         copies[node] = made
     return copies[found.parts[at]]
-
-
-def _are_sorted(ids: Node) -> bool:
-    """True for the sorted values of a sort."""
-    if not is_getitem(ids) or ids.args[1] != 0:
-        return False
-    return calls(ids.args[0], (aten.sort.default,))

@@ -1,6 +1,6 @@
 """Give operators constants of their own where ExecuTorch's serializer would mix them up."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import GEMMS
@@ -84,12 +84,11 @@ def own_storage(gm: GraphModule) -> PassResult:
         value = attribute(gm, str(node.target))
         if not isinstance(value, Tensor) or value.untyped_storage().nbytes() == value.nbytes:
             continue
-        copy = value.detach().clone()
-        held = nn.Parameter(copy, requires_grad=False) if isinstance(value, nn.Parameter) else copy
-        owner, _, leaf = str(node.target).rpartition(".")
-        setattr(gm.get_submodule(owner), leaf, held)
+        held = editor.rebind(node, value.detach().clone(), reader=next(iter(node.users)))
+        if held is not node:
+            editor.replace(node, held)
         notes.append(Note(node.name, "a part of a larger tensor is copied"))
-    return PassResult(editor.finish() or bool(notes), tuple(notes))
+    return PassResult(editor.finish(), tuple(notes))
 
 
 OWN_CONSTANTS = (own_biases, own_operands, own_storage)

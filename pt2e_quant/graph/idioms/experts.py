@@ -106,7 +106,11 @@ def _gathered(gm: GraphModule, node: Node) -> ExpertProduct | Skip | None:
         if len(values) != 1:
             return Skip("several operators read its result")
         matrices = held if axis == -1 else held.mT
-        return _product(values[0], argument(rows, "self"), matrices, source, ids)
+        x = argument(rows, "self")
+        sizes = [[str(n) for n in v.meta["val"].shape[:1]] for v in (x, ids, values[0])]
+        if x.meta["val"].dim() != 2 or sizes[0] != sizes[1] or sizes[1] != sizes[2]:
+            return Skip("it has another number of rows than of chosen matrices")
+        return _product(values[0], x, matrices, source, ids)
     return None
 
 
@@ -118,7 +122,7 @@ def _product(value: Node, x: Node, weights: Tensor, weight: Node, ids: Node) -> 
         weights=weights,
         source=weight if source is None else source,
         ids=ids,
-        are_ids_known=is_choice(ids, weights.shape[0]),
+        are_ids_known=scores_of(ids, weights.shape[0]) is not None,
     )
 
 
@@ -152,11 +156,24 @@ def _sorted_ids(ends: Any, count: int) -> Node | None:
     if (found["bins"], found["min"], found["max"]) != (count, 0, count - 1):
         return None
     ids = _behind_casts(found["self"])
-    is_sorted = is_getitem(ids) and ids.args[1] == 0 and calls(ids.args[0], _SORTS)
-    return ids if is_sorted and not arguments(ids.args[0]).get("descending") else None  # type: ignore[arg-type]  # a node: `calls`
+    return ids if are_sorted(ids) else None
 
 
 _SORTS = (aten.sort.default, aten.sort.stable)
+
+
+def _sort_of(node: Node) -> Node | None:
+    """The sort whose values a node is."""
+    if not is_getitem(node) or node.args[1] != 0:
+        return None
+    sort = node.args[0]
+    return sort if calls(sort, _SORTS) else None
+
+
+def are_sorted(ids: Node) -> bool:
+    """True if a node is the values of an ascending sort."""
+    sort = _sort_of(ids)
+    return sort is not None and not argument(sort, "descending")
 
 
 def _behind_casts(node: Node) -> Node:
@@ -165,28 +182,26 @@ def _behind_casts(node: Node) -> Node:
     return node
 
 
-def is_choice(ids: Node, count: int) -> bool:
-    """True if integers are places of the largest of `count` numbers for each token, in any order.
+def scores_of(ids: Node, count: int) -> Node | None:
+    """The numbers, `count` for each token, whose extremes have the places `ids`, in any order.
 
-    Those of a token differ then.
+    Those of a token differ. None if the integers are known to be nothing of the kind.
     """
     node = ids
     while True:
         if is_call(node, RESHAPE + IDENTITIES + CASTS + SQUEEZE + UNSQUEEZE):
             node = node.all_input_nodes[0]
-        elif is_getitem(node) and calls(node.args[0], _SORTS) and node.args[1] == 0:
-            node = node.args[0].all_input_nodes[0]
+        elif (sort := _sort_of(node)) is not None:
+            node = sort.all_input_nodes[0]
         else:
             break
     if is_getitem(node) and node.args[1] == 1 and calls(node.args[0], (aten.topk.default, *_SORTS)):
-        return _chooses(node.args[0], count)
-    return is_call(node, _CHOICES) and _chooses(node, count)
-
-
-def _chooses(node: Node, count: int) -> bool:
-    found = arguments(node)
-    dim = found["dim"]
-    return dim is not None and found["self"].meta["val"].shape[dim] == count
+        node = node.args[0]
+    elif not is_call(node, _CHOICES):
+        return None
+    scores: Node = argument(node, "self")
+    dim = argument(node, "dim")
+    return scores if dim is not None and scores.meta["val"].shape[dim] == count else None
 
 
 def routers_of(ids: Node, count: int) -> list[Node]:
@@ -208,10 +223,15 @@ def routers_of(ids: Node, count: int) -> list[Node]:
 _PRODUCTS = (*LINEAR, *ADDMM, *BMM, *MATMUL, aten.mm.default, *CONV, *EMBEDDING, *SDPA)
 
 
+def is_one_row(value: Tensor) -> bool:
+    """True for an operand that all rows of a matrix read alike."""
+    return value.dim() < 2 or (value.dim() == 2 and value.shape[0] == 1)
+
+
 def is_by_row(node: Node) -> bool:
     """True if each row of a matrix that a call gives depends on the same row of its operands.
 
-    Numbers and constants of one row may be operands too.
+    Operands that all rows read alike (`is_one_row`) are not asked about.
     """
     if node.op != "call_function":
         return False

@@ -144,6 +144,54 @@ def test_products_when_they_are_no_experts_then_they_stay_with_the_reason(model,
     torch.testing.assert_close(gm(x, IDS), model()(x, IDS))
 
 
+class OneRow(OneProduct):
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.matmul(self.w[ids], x[:1].unsqueeze(-1)).squeeze(-1)
+
+
+class Looked(OneProduct):
+    """Rows of a table, of which few are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(rows(50, 8, seed=4))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return super().forward(self.table[ids * 3], ids)
+
+
+class PlacesBetween(NormBetween):
+    """What is added between the products differs from row to row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(rows(5, 6, seed=5))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        y = OneProduct.forward(self, x, ids) + self.places
+        return torch.bmm(self.v[ids], y.unsqueeze(-1)).squeeze(-1)
+
+
+def test_product_when_one_row_is_broadcast_then_it_stays_with_the_reason():
+    gm, record = written(OneRow(), rows(5, 8), IDS)
+    assert not linears(gm)
+    assert [note.text for note in record.notes] == [
+        "it has another number of rows than of chosen matrices"
+    ]
+
+
+def test_product_when_rows_are_those_of_a_table_then_only_these_are_computed():
+    gm, _ = written(Looked(), rows(5, 8), IDS)
+    assert {tuple(n.meta["val"].shape) for n in linears(gm)} == {(5, 6)}
+    torch.testing.assert_close(gm(rows(5, 8), IDS), Looked()(rows(5, 8), IDS))
+
+
+def test_products_when_a_constant_differs_by_row_between_them_then_the_same_values():
+    gm, _ = written(PlacesBetween(), rows(5, 8), IDS)
+    args = rows(5, 8, seed=2), torch.tensor([3, 3, 0, 1, 2])
+    torch.testing.assert_close(gm(*args), PlacesBetween()(*args))
+
+
 class EndsGiven(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -88,3 +88,24 @@ def test_artifact_when_it_has_one_token_then_its_experts_quantize_it_as_a_tensor
     for seed in range(3):
         x = rows(1, 1, 32, seed=seed)
         torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-5)
+
+
+class Descending(torch.nn.Module):
+    """Rows in the descending order of their experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(rows(4, 6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids, order = x[:, :4].argmax(-1).sort(descending=True)
+        return torch.bmm(self.w[ids], x[order].unsqueeze(-1)).squeeze(-1)
+
+
+def test_split_experts_when_experts_are_in_descending_order_then_rows_are_sorted_first():
+    x = rows(9, 8)
+    quantizer = ONNX.allowing_slower().quantizer("w8")
+    gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(Descending().eval(), (x,)), quantizer))
+    expected = gm(x)
+    assert run_passes(gm, (split_experts,))[0].changed
+    torch.testing.assert_close(gm(x), expected, rtol=0, atol=1e-5)
