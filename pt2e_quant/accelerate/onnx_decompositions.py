@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._export.utils import _is_preservable_cia_op
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -72,18 +74,16 @@ def _is_kept(node: Node, table: Any) -> bool:
         return getattr(target, "__module__", "") in ("_operator", "operator", "math", "torch")
     if target in table or target in _DROPPED or target._schema.is_mutable:
         return False
-    # Composites that may return a view are never kept.
-    return not (_is_composite(target) and _may_alias(target))
+    return _is_preservable_cia_op(target) or not _is_composite(target)
 
 
 def _is_composite(target: OpOverload) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    """True if an operator is written with others before a tracer sees it."""
+    keys = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+    if any(key in target.py_kernels for key in keys):
+        return True
     name = target.name()  # type: ignore[no-untyped-call]  # torch's own
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
-
-
-def _may_alias(target: OpOverload) -> bool:
-    return any(returned.alias_info is not None for returned in target._schema.returns)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, keys[0]))
 
 
 def _can_be_written(node: Node) -> bool:

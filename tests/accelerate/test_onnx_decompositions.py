@@ -1,12 +1,19 @@
 """Lowering to ONNX without a decomposition where there is nothing to decompose: the same files."""
 
+from collections import Counter
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import pt2e_quant as pq
-from pt2e_quant.accelerate.onnx_decompositions import PATCH
+from pt2e_quant.accelerate.onnx_decompositions import PATCH, without_idle_decompositions
 from pt2e_quant.accelerate.patch import VARIABLE
 from tests.digests.digest_artifact import digest_program, digest_results
 from tests.mixture_of_experts import Mixture
@@ -80,3 +87,57 @@ def test_without_idle_decompositions_when_switched_off_then_the_same_file(name, 
     assert len(calls) == 1
     assert digest_program(on) == digest_program(off)
     assert digest_results(on.run(x)) == digest_results(off.run(x))
+
+
+class Call(nn.Module):
+    """An operator's sample as a model of its tensors."""
+
+    def __init__(self, operator) -> None:
+        super().__init__()
+        sample = next(iter(operator.sample_inputs("cpu", torch.float32)))
+        self.call = operator.op
+        self.values, self.spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+        self.inputs = tuple(v.detach() for v in self.values if isinstance(v, Tensor))
+
+    def forward(self, *inputs: Tensor):
+        given = iter(inputs)
+        values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
+        args, kwargs = tree_unflatten(values, self.spec)
+        return self.call(*args, **kwargs)
+
+
+_VIEWS = ("view", "reshape", "flatten", "contiguous", "clone")
+_NO_WORK = ("alias", "detach", "lift_fresh", "lift_fresh_copy")
+_REWRITTEN = {getattr(torch.ops.aten, name) for name in (*_VIEWS, *_NO_WORK)}
+
+
+@cache
+def _tables() -> tuple[ONNXRegistry, dict]:
+    registry = ONNXRegistry.from_torchlib()
+    known = set(_decomp.get_onnx_implemented_overloads(registry))
+    return registry, _decomp.create_onnx_friendly_decomposition_table(known)
+
+
+def _operators(program: ExportedProgram) -> Counter:
+    program.graph.eliminate_dead_code()
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    return Counter(
+        str(n.target) for n in calls if getattr(n.target, "overloadpacket", None) not in _REWRITTEN
+    )
+
+
+@pytest.mark.parametrize("operator", op_db, ids=lambda o: f"{o.name}_{o.variant_test_name}")
+def test_without_idle_decompositions_when_any_operator_then_those_of_tracing(operator, monkeypatch):
+    if torch.float32 not in operator.dtypes:
+        pytest.skip("not of floats")
+    try:
+        call = Call(operator)
+        program, before = (torch.export.export(call, call.inputs) for _ in range(2))
+    except Exception as error:
+        pytest.skip(f"torch cannot export it: {type(error).__name__}")
+    registry, table = _tables()
+    with without_idle_decompositions(), monkeypatch.context() as patch:
+        patch.setattr(ExportedProgram, "run_decompositions", lambda *_: None)
+        written = _fx_passes.decompose_with_registry(program, registry)
+    if written is not None:
+        assert _operators(written) == _operators(before.run_decompositions(dict(table)))
