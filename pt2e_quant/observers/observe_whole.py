@@ -5,6 +5,7 @@ code such an observer is two operators, which run what it does in eager mode: on
 that finds qparams. Both take a flag, as compiled code cannot branch on one.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.errors import CalibrationError
 from pt2e_quant.core.recomputation import is_recomputing
+from pt2e_quant.observers.base import UniformQuantizationObserverBase
 
 _OBSERVERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """The observers of compiled graphs by id, which a graph holds as a number under a guard."""
@@ -173,3 +175,35 @@ def _flag(is_on: Tensor | bool, statistics: list[Tensor]) -> Tensor:
     if isinstance(is_on, Tensor):
         return is_on
     return torch.full((), is_on, device=statistics[0].device)
+
+
+class WholeObserver(UniformQuantizationObserverBase):
+    """An observer by code that a compiler cannot follow."""
+
+    is_traceable = False
+
+    def forward(self, x_orig: Tensor) -> Tensor:
+        """Add x_orig to the statistics; returns x_orig.
+
+        Raises:
+            NonFinite: if x_orig holds NaN or infinity.
+        """
+        if torch.compiler.is_compiling():
+            observe_where(self, x_orig.detach(), True)
+        else:
+            self.add(x_orig)
+        return x_orig
+
+    @abstractmethod
+    def add(self, x_orig: Tensor) -> None:
+        """Add a tensor to the statistics."""
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero_point of the range that fits the statistics, both [1]."""
+        if torch.compiler.is_compiling():
+            return qparams_where(self, True)
+        return self.find_qparams()
+
+    @abstractmethod
+    def find_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero_point of the range that fits the statistics, both [1]."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.qparams import DEFAULT_EPS
-from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
-from pt2e_quant.observers.observe_whole import observe_where, qparams_where
+from pt2e_quant.observers.base import PER_TENSOR
+from pt2e_quant.observers.observe_whole import WholeObserver
 from pt2e_quant.observers.static.count_bins import count_bins
 
 _STEP = 1e-5
@@ -129,7 +129,7 @@ _UPSAMPLE_RATE = 16
 """Each old bin is cut into so many before it is moved to new bins."""
 
 
-class HistogramObserver(UniformQuantizationObserverBase):
+class HistogramObserver(WholeObserver):
     """The histogram between the least and greatest value seen.
 
     Args:
@@ -144,7 +144,6 @@ class HistogramObserver(UniformQuantizationObserverBase):
         is_dynamic: must be False.
     """
 
-    is_traceable = False
     histogram: Tensor
 
     def __init__(
@@ -173,19 +172,11 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
 
-    def forward(self, x_orig: Tensor) -> Tensor:
-        """Add the elements of x_orig to the histogram; returns x_orig.
-
-        Raises:
-            NonFinite: if x_orig holds NaN or infinity.
-        """
-        if torch.compiler.is_compiling():
-            observe_where(self, x_orig.detach(), True)
-            return x_orig
+    def add(self, x_orig: Tensor) -> None:
+        """Add the elements of x_orig to the histogram."""
         x = self.unmasked(x_orig)
         if x is not None:
             self._add(x)
-        return x_orig
 
     def _add(self, x: Tensor) -> None:
         old = (self.min_val.item(), self.max_val.item())
@@ -201,10 +192,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.min_val.fill_(low)
         self.max_val.fill_(high)
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+    def find_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the range with the least squared error, both [1]."""
-        if torch.compiler.is_compiling():
-            return qparams_where(self, True)
         if not self.seen:
             return self.qparams_of(self.min_val, self.max_val)
         low, high = least_squares_range(

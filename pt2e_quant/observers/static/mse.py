@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import choose_qparams
-from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
-from pt2e_quant.observers.observe_whole import observe_where, qparams_where
+from pt2e_quant.observers.base import PER_TENSOR
+from pt2e_quant.observers.observe_whole import WholeObserver
 from pt2e_quant.observers.static.count_bins import count_multiples, count_zeros
 
 ChooseQParams = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -250,7 +250,7 @@ def _bin_of(value: float, exponent: int) -> int:
     return -1 if value < 0.0 and quotient == 0.0 else math.floor(quotient)
 
 
-class MSEObserver(UniformQuantizationObserverBase):
+class MSEObserver(WholeObserver):
     """A histogram whose qparams cost the least squared error.
 
     Args:
@@ -260,7 +260,6 @@ class MSEObserver(UniformQuantizationObserverBase):
         **kwargs: as of `UniformQuantizationObserverBase`; is_dynamic must be False.
     """
 
-    is_traceable = False
     histogram: Tensor
     bin_exponent: Tensor
     bin_offset: Tensor
@@ -286,19 +285,11 @@ class MSEObserver(UniformQuantizationObserverBase):
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
 
-    def forward(self, x_orig: Tensor) -> Tensor:
-        """Add the elements of x_orig to the histogram; returns x_orig.
-
-        Raises:
-            NonFinite: if x_orig holds NaN or infinity.
-        """
-        if torch.compiler.is_compiling():
-            observe_where(self, x_orig.detach(), True)
-            return x_orig
+    def add(self, x_orig: Tensor) -> None:
+        """Add the elements of x_orig to the histogram."""
         x = self.unmasked(x_orig)
         if x is not None:
             self._add(x)
-        return x_orig
 
     @property
     def grid(self) -> BinGrid:
@@ -363,10 +354,8 @@ class MSEObserver(UniformQuantizationObserverBase):
             zero_point_if_symmetric=self.zero_point_if_symmetric,
         )
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+    def find_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the optimal range, both [1]."""
-        if torch.compiler.is_compiling():
-            return qparams_where(self, True)
         if not self.seen or bool(self.min_val == self.max_val):
             return self.qparams_of(self.min_val, self.max_val)
         return self.qparams_of(*self.optimal_range())

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.qparams import DEFAULT_EPS
-from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
-from pt2e_quant.observers.observe_whole import observe_where, qparams_where
+from pt2e_quant.observers.base import PER_TENSOR
+from pt2e_quant.observers.observe_whole import WholeObserver
 from pt2e_quant.observers.static.minmax import tensor_range
 
 MOST = 2.0
@@ -33,7 +33,7 @@ QUANTILE = 2.3263478740408408
 """Of the standard normal distribution at 99 %."""
 
 
-class PredictedRangeObserver(UniformQuantizationObserverBase):
+class PredictedRangeObserver(WholeObserver):
     """The running min and max of a tensor; of one vector a sample, widened as predicted.
 
     More than 256 integers cover at least twice the observed range. It takes torch.ao's other
@@ -58,8 +58,6 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
     ) -> None:
         super().__init__(dtype, qscheme, eps=eps, **kwargs)
 
-    is_traceable = False
-
     def make_statistics(self) -> None:
         """Register the running range."""
         self.require_qscheme(PER_TENSOR)
@@ -69,18 +67,14 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
 
-    def forward(self, x_orig: Tensor) -> Tensor:
-        """Widen the running range by x_orig, note each sample's maximum; returns x_orig."""
-        if torch.compiler.is_compiling():
-            observe_where(self, x_orig.detach(), True)
-            return x_orig
+    def add(self, x_orig: Tensor) -> None:
+        """Widen the running range by x_orig, note each sample's maximum."""
         x = self.observable(x_orig)
         if x is not None:
             low, high = tensor_range(x, self.ignore_at_or_below)
             torch.minimum(self.min_val, low.to(self.min_val), out=self.min_val)
             torch.maximum(self.max_val, high.to(self.max_val), out=self.max_val)
             self._note_maxima(x)
-        return x_orig
 
     def _note_maxima(self, x: Tensor) -> None:
         self.is_vector = self.is_vector and is_vector(x)
@@ -111,10 +105,8 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
             return [f"range x{HEADROOM:.3g}: 16 bits leave one for what calibration did not see"]
         return margin_step(self.margin, len(self.sample_maxima))
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+    def find_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the widened range, both [1]."""
-        if torch.compiler.is_compiling():
-            return qparams_where(self, True)
         margin = self.margin
         scale, zero_point = self.qparams_of(self.min_val * margin, self.max_val * margin)
         is_dead = (self.min_val == 0) & (self.max_val == 0)
