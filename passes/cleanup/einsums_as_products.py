@@ -9,7 +9,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import argument, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Skip
-from pt2e_quant.passes.cleanup.linear_forms import axes_of_terms, permuted
+from pt2e_quant.passes.cleanup.contractions import axes_of_terms, permuted
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -1,11 +1,8 @@
 """Write linears in the forms that backends have kernels for."""
 
-import string
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
@@ -15,9 +12,13 @@ from pt2e_quant.graph.ops import ADDMM, LINEAR, MATMUL, argument, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
-
-ROWS = "_rows"
-"""What the name of a weight ends in that is written as a linear's, transposed."""
+from pt2e_quant.passes.cleanup.contractions import (
+    ROWS,
+    Contraction,
+    einsum_contraction,
+    linears_of,
+    product_contraction,
+)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -92,82 +93,45 @@ def einsums_as_linears(gm: GraphModule) -> PassResult:
     Before:  einsum("btd,hde->bhte", x, w)                    w: [H, D, E], constant
     After:   linear(x, w').unflatten(-1, [H, E]).permute(…)   w': [H * E, D]
     """
-    editor = Editor(gm)
-    notes = []
-    for node in [n for n in gm.graph.nodes if n.target is aten.einsum.default]:
-        made = _einsum_as_linear(node, editor)
-        if isinstance(made, Node):
+
+    def read(node: Node) -> Contraction | Skip | None:
+        is_einsum = is_call(node, (aten.einsum.default,))
+        return einsum_contraction(gm, node) if is_einsum else None
+
+    return _as_linears(gm, read)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def contractions_as_linears(gm: GraphModule) -> PassResult:
+    """Write products of a value and a constant in any other form as linears.
+
+    Before:  matmul(w, x)                                     w: [S, T], constant; x: [B, T, D]
+    After:   linear(x.permute([0, 2, 1]), w).permute([0, 2, 1])
+
+    Before:  baddbmm(b, x, w)                                 w: [H, K, N], constant; x: [H, M, K]
+    After:   cat([linear(x[h : h + 1], w[h].T) for h]) + b
+
+    Before:  tensordot(x, w, [1, 2], [0, 1])                  w: [J, K, N], constant
+    After:   linear(x.flatten(1, 2), w.reshape(-1, N).T)
+    """
+    return _as_linears(gm, lambda node: product_contraction(gm, node))
+
+
+def _as_linears(gm: GraphModule, read: Callable[[Node], Contraction | Skip | None]) -> PassResult:
+    editor, notes = Editor(gm), []
+    for node in list(gm.graph.nodes):
+        found = read(node)
+        if isinstance(found, Contraction) and len(found.shared) > 1:
+            found = Skip("more than one axis chooses a matrix")
+        if isinstance(found, Skip):
+            notes.append(Note(node.name, found.reason, skipped=True))
+        elif found is not None:
+            made = linears_of(found, editor, node)
+            if is_call(node, (aten.baddbmm.default,)):
+                made = editor.call(aten.add.Tensor, made, node.args[0], like=node)
             editor.replace(node, made)
-        text = made.reason if isinstance(made, Skip) else "written as a linear"
-        notes.append(Note(node.name, text, skipped=isinstance(made, Skip)))
+            notes.append(Note(node.name, "written as a linear"))
     return PassResult(editor.finish(), tuple(notes))
-
-
-def _einsum_as_linear(node: Node, editor: Editor) -> Node | Skip:
-    operands: Sequence[Node] = argument(node, "tensors")
-    held = [constant_of(editor.gm, n) for n in operands]
-    if len(operands) != 2 or sum(value is None for value in held) != 1:
-        return Skip("it has another number of operands than a value and a constant")
-    at = 0 if held[0] is None else 1
-    x, weight = operands[at], held[1 - at]
-    assert weight is not None
-    if x.meta["val"].dtype != weight.dtype or not weight.is_floating_point():
-        return Skip("its operands have different dtypes, or are integers")
-    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
-    if terms is None:
-        return Skip("its equation repeats an axis of an operand, or names no result")
-    left, right, result = terms[at], terms[1 - at], terms[2]
-    summed = [axis for axis in left if axis in right and axis not in result]
-    kept, new = ([a for a in term if a not in summed] for term in (left, right))
-    if not (summed and kept and new) or sorted(kept + new) != sorted(result):
-        return Skip("an axis of its constant is neither summed nor new")
-    if any(x.meta["val"].shape[left.index(a)] != weight.shape[right.index(a)] for a in summed):
-        return Skip("an axis of size 1 is expanded")
-    rows = weight.permute([right.index(axis) for axis in new + summed])
-    return _linear_of_axes(node, editor, x, rows, (left, kept, summed, new, result))
-
-
-def _linear_of_axes(
-    node: Node, editor: Editor, x: Node, rows: Tensor, axes: tuple[Sequence[str], ...]
-) -> Node:
-    """The linear between a permutation of its input's axes and one of its result's."""
-    left, kept, summed, new, result = axes
-    sizes = list(rows.shape[: len(new)])
-    flat = rows.reshape(prod(sizes), -1).contiguous()
-    weight = editor.constant(f"{node.name}_rows", flat, like=node)
-    y = permuted(x, [left.index(axis) for axis in (*kept, *summed)], editor, node)
-    if len(summed) > 1:
-        y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=node)
-    y = editor.call(aten.linear.default, y, weight, like=node)
-    if len(new) > 1:
-        y = editor.call(aten.unflatten.int, y, -1, sizes, like=node)
-    made = [*kept, *new]
-    return permuted(y, [made.index(axis) for axis in result], editor, node)
-
-
-def permuted(x: Node, order: list[int], editor: Editor, like: Node) -> Node:
-    """A tensor with its axes in another order; itself if they are in order."""
-    if order == sorted(order):
-        return x
-    return editor.call(aten.permute.default, x, order, like=like)
-
-
-def axes_of_terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
-    """The axes of each operand and of the result, a letter each, those of an ellipsis too."""
-    inputs, arrow, result = equation.replace(" ", "").partition("->")
-    terms = [*inputs.split(","), result]
-    if not arrow or len(terms) != len(ranks) + 1:
-        return None
-    named = [len(term.replace("...", "")) for term in terms]
-    spare = [letter for letter in string.ascii_letters if letter not in equation]
-    hidden = [
-        rank - count for rank, count, t in zip(ranks, named, terms, strict=False) if "..." in t
-    ]
-    if len(set(hidden)) > 1:
-        return None
-    stands = "".join(spare[: hidden[0]]) if hidden else ""
-    terms = [term.replace("...", stands) for term in terms]
-    return terms if all(len(set(term)) == len(term) for term in terms) else None
 
 
 def _joined_rows(x: Node) -> tuple[Node, list[Any]] | None:

@@ -19,7 +19,7 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
-from pt2e_quant.passes.cleanup.linear_forms import ROWS
+from pt2e_quant.passes.cleanup.contractions import ROWS
 from pt2e_quant.tensors.calibrate_inputs import Calibrated, calibrated
 from pt2e_quant.tensors.export_batches import export_batches
 from pt2e_quant.tensors.function_ranges import install_functions

@@ -32,7 +32,8 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.graph.ops import is_call
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.weights.weight_search import WeightSearch
-from pt2e_quant.passes.cleanup.linear_forms import ROWS, products_as_linears
+from pt2e_quant.passes.cleanup.contractions import ROWS
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.tensors.graphs.stored_observers import (
     FoldedWeightError,
     StoredObserver,

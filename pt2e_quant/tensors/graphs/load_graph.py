@@ -44,7 +44,7 @@ from pt2e_quant.flow.prepare.prepared import FOLDED_KEY, REWRITTEN_KEY
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.ops import is_call
-from pt2e_quant.passes.cleanup.linear_forms import ROWS
+from pt2e_quant.passes.cleanup.contractions import ROWS
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.graphs.graph import turned
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor

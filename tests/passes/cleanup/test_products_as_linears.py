@@ -66,6 +66,9 @@ STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
         Einsum("...d,od->...o", 5, 6),
         Einsum("od,b...d->bo...", 5, 6, first=True),
         Einsum("bthd,te->bhde", 3, 5),
+        Einsum("bthd,hde->bthe", 4, 6, 5),
+        Einsum("bthd,d->bth", 6),
+        Einsum("bthd,hde->bthe", 1, 6, 5),
     ],
 )
 def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(program, model):
@@ -79,8 +82,8 @@ def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(progra
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Einsum("bthd,hde->bthe", 4, 6, 5), "neither summed nor new"),
-        (Einsum("bthd,d->bth", 6), "neither summed nor new"),
+        (Einsum("bthd,thde->bthe", 3, 4, 6, 5), "more than one axis"),
+        (Einsum("bthd,hde->bth", 4, 6, 5), "one operand alone is summed"),
         (Einsum("bthd,dd->bth", 6, 6), "repeats an axis"),
         (Einsum("bthd,de", 6, 5), "names no result"),
         (Einsum("bthd,de->bthe", 1, 5), "of size 1 is expanded"),

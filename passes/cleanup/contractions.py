@@ -1,0 +1,226 @@
+"""Sums of products of a value and a constant over some of their axes, as linears."""
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import argument, aten, is_call
+from pt2e_quant.graph.rewrite import Skip
+
+ROWS = "_rows"
+"""What the name of a weight ends in that is written as a linear's, transposed."""
+
+MATRIX_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contraction:
+    """A value and a constant that are multiplied and summed, each axis named by a letter.
+
+    Args:
+        x: the value.
+        weight: the constant.
+        name: what it is called in the model.
+        given: the axes of the value in the model.
+        left: those without the ones of size 1 that the constant repeats.
+        right: the axes of the constant.
+        result: the axes of the result: those that are not summed.
+    """
+
+    x: Node
+    weight: Tensor
+    name: str
+    given: str
+    left: str
+    right: str
+    result: str
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The size of each axis of the value."""
+        return dict(zip(self.given, self.x.meta["val"].shape, strict=True))
+
+    @property
+    def summed(self) -> list[str]:
+        """The axes that both have and the result has not."""
+        return [a for a in self.left if a in self.right and a not in self.result]
+
+    @property
+    def shared(self) -> list[str]:
+        """The axes that both have and the result too: each place has a matrix of its own."""
+        return [a for a in self.left if a in self.right and a in self.result]
+
+    @property
+    def kept(self) -> list[str]:
+        """The axes that the value alone has."""
+        return [a for a in self.left if a not in self.right]
+
+    @property
+    def new(self) -> list[str]:
+        """The axes that the constant alone has."""
+        return [a for a in self.right if a not in self.left]
+
+
+def einsum_contraction(gm: GraphModule, node: Node) -> Contraction | Skip:
+    """Read an einsum; the reason if it is none of a value and a constant, summed over both."""
+    operands: Sequence[Node] = argument(node, "tensors")
+    if len(operands) != 2:
+        return Skip("it has another number of operands than a value and a constant")
+    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
+    if terms is None:
+        return Skip("its equation repeats an axis of an operand, or names no result")
+    return _contraction(gm, operands, terms)
+
+
+def product_contraction(gm: GraphModule, node: Node) -> Contraction | Skip | None:
+    """Read a matrix product or a tensordot of a constant as an einsum; None if it is neither."""
+    if is_call(node, (aten.tensordot.default,)):
+        operands = argument(node, "self"), argument(node, "other")
+        terms = _tensordot_terms(node, [n.meta["val"].dim() for n in operands])
+    elif is_call(node, (*MATRIX_PRODUCTS, aten.baddbmm.default)):
+        operands = node.args[-2:]  # type: ignore[assignment]
+        terms = _matmul_terms([n.meta["val"].dim() for n in operands])
+    else:
+        return None
+    if all(constant_of(gm, operand) is None for operand in operands):
+        return None
+    return _contraction(gm, operands, terms)
+
+
+def _contraction(gm: GraphModule, operands: Sequence[Node], terms: list[str]) -> Contraction | Skip:
+    held = [constant_of(gm, n) for n in operands]
+    if sum(value is None for value in held) != 1:
+        return Skip("its operands are no value and a constant")
+    at = 0 if held[0] is None else 1
+    x, weight, source = operands[at], held[1 - at], operands[1 - at]
+    assert weight is not None
+    if x.meta["val"].dtype != weight.dtype or not weight.is_floating_point():
+        return Skip("its operands have different dtypes, or are integers")
+    found = Contraction(
+        x=x,
+        weight=weight,
+        name=str(source.target) if source.op == "get_attr" else source.name,
+        given=terms[at],
+        left=terms[at],
+        right=terms[1 - at],
+        result=terms[2],
+    )
+    found = _each_axis_of_both_once(found)
+    sizes = {axis: found.sizes[axis] for axis in found.left}
+    if any(sizes.get(a, n) != n for a, n in zip(found.right, found.weight.shape, strict=True)):
+        return Skip("an axis of size 1 is expanded")
+    if not (found.summed and found.kept):
+        return Skip("no axis is summed over both, or the value has no other")
+    if sorted(found.kept + found.new + found.shared) != sorted(found.result):
+        return Skip("an axis of one operand alone is summed")
+    return found
+
+
+def _each_axis_of_both_once(found: Contraction) -> Contraction:
+    """A contraction without axes along which one operand is the same everywhere."""
+    for axis in found.shared:
+        at = found.right.index(axis)
+        one = found.weight.narrow(at, 0, 1)
+        if torch.equal(found.weight, one.expand_as(found.weight)):
+            right = found.right.replace(axis, "")
+            found = replace(found, weight=one.squeeze(at), right=right)
+        elif found.sizes[axis] == 1:
+            found = replace(found, left=found.left.replace(axis, ""))
+    return found
+
+
+def _matmul_terms(ranks: Sequence[int]) -> list[str]:
+    """The axes of a matmul's operands, and of its result, as torch broadcasts them.
+
+    >>> _matmul_terms([4, 3]), _matmul_terms([2, 1])
+    (['abMK', 'bKN', 'abMN'], ['MK', 'K', 'M'])
+    """
+    batch = string.ascii_lowercase[: max(*ranks, 2) - 2]
+    left, right = (
+        batch[len(batch) - max(rank - 2, 0) :] + own
+        for rank, own in zip(ranks, ("MK"[-ranks[0] :], "KN"[: ranks[1]]), strict=True)
+    )
+    return [left, right, batch + "M" * ("M" in left) + "N" * ("N" in right)]
+
+
+def _tensordot_terms(node: Node, ranks: Sequence[int]) -> list[str]:
+    """The axes of a tensordot's operands, and of its result."""
+    left = list(string.ascii_lowercase[: ranks[0]])
+    right = list(string.ascii_uppercase[: ranks[1]])
+    for here, there in zip(argument(node, "dims_self"), argument(node, "dims_other"), strict=True):
+        right[there] = left[here]
+    result = [a for a in left if a not in right] + [a for a in right if a not in left]
+    return ["".join(term) for term in (left, right, result)]
+
+
+def axes_of_terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
+    """The axes of each operand and of the result, a letter each, those of an ellipsis too."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    terms = [*inputs.split(","), result]
+    if not arrow or len(terms) != len(ranks) + 1:
+        return None
+    named = [len(term.replace("...", "")) for term in terms]
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    hidden = [
+        rank - count for rank, count, t in zip(ranks, named, terms, strict=False) if "..." in t
+    ]
+    if len(set(hidden)) > 1:
+        return None
+    stands = "".join(spare[: hidden[0]]) if hidden else ""
+    terms = [term.replace("...", stands) for term in terms]
+    return terms if all(len(set(term)) == len(term) for term in terms) else None
+
+
+def linears_of(found: Contraction, editor: Editor, like: Node) -> Node:
+    """Write a contraction as a linear, or as one for each place of a shared axis.
+
+    Before:  einsum("bthk,hkd->bthd", x, w)                      w: [H, K, D], constant
+    After:   cat([linear(x[:, :, h : h + 1], w[h].T) for h], 2)
+    """
+    x = found.x
+    dropped = [at for at, axis in enumerate(found.given) if axis not in found.left]
+    if dropped:
+        x = editor.call(aten.squeeze.dims, x, dropped, like=like)
+    if not found.shared:
+        return _linear(found, x, f"{found.name}{ROWS}", editor, like)
+    (axis,) = found.shared
+    at, there = found.left.index(axis), found.right.index(axis)
+    right, made = found.right.replace(axis, ""), []
+    for place, matrix in enumerate(found.weight.unbind(there)):
+        part = editor.call(aten.slice.Tensor, x, at, place, place + 1, like=like)
+        one = replace(found, weight=matrix, right=right)
+        made.append(_linear(one, part, f"{found.name}{ROWS}_{place}", editor, like))
+    return editor.call(aten.cat.default, made, found.result.index(axis), like=like)
+
+
+def _linear(found: Contraction, x: Node, name: str, editor: Editor, like: Node) -> Node:
+    """The linear between a permutation of its input's axes and one of its result's."""
+    kept, summed, new = found.kept, found.summed, found.new
+    rows = found.weight.permute([found.right.index(axis) for axis in new + summed])
+    sizes = list(rows.shape[: len(new)])
+    weight = editor.constant(name, rows.reshape(prod(sizes), -1).contiguous(), like=like)
+    y = permuted(x, [found.left.index(axis) for axis in (*kept, *summed)], editor, like)
+    if len(summed) > 1:
+        y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=like)
+    y = editor.call(aten.linear.default, y, weight, like=like)
+    if not new:
+        y = editor.call(aten.squeeze.dim, y, -1, like=like)
+    if len(new) > 1:
+        y = editor.call(aten.unflatten.int, y, -1, sizes, like=like)
+    made = [*kept, *new]
+    return permuted(y, [made.index(axis) for axis in found.result], editor, like)
+
+
+def permuted(x: Node, order: list[int], editor: Editor, like: Node) -> Node:
+    """A tensor with its axes in another order; itself if they are in order."""
+    if order == sorted(order):
+        return x
+    return editor.call(aten.permute.default, x, order, like=like)
