@@ -232,6 +232,7 @@ def test_check_when_the_artifact_agrees_then_nothing_is_lowered_again(canonical,
     assert faulty.lowerings == 0
 
 
+@pytest.mark.slow  # long: others of its file run in CI
 def test_search_when_the_chain_is_long_then_lowerings_are_as_many_as_halvings(
     canonical, plain_backend
 ):

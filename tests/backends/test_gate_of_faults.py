@@ -167,6 +167,7 @@ def test_gate_when_one_layer_of_a_chain_is_at_fault_then_refused(quantize, accep
     assert not [(k, name) for k, nodes in found.items() for name in nodes if nodes[name]]
 
 
+@pytest.mark.slow  # long: others of its file run in CI
 def test_gate_when_one_layer_of_a_branch_is_at_fault_then_refused_if_it_is_large(
     quantize, accepted
 ):

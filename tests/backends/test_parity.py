@@ -79,6 +79,7 @@ def test_parity_when_the_graph_is_not_given_then_it_is_the_one_that_was_lowered(
 
 
 @pytest.mark.parametrize("backend", named_subset(["xnnpack", "onnx"], "onnx"))
+@pytest.mark.slow  # long: others of its file run in CI
 def test_parity_when_an_operator_is_float_for_speed_then_named_and_parts_are_lowered_alike(
     backend,
 ):
@@ -156,6 +157,7 @@ class Normed(Attention):
 
 
 @pytest.mark.parametrize("most_nodes", named_subset([8, 20], 8))
+@pytest.mark.slow  # long: others of its file run in CI
 def test_parity_when_xnnpack_leaves_16_bits_unrounded_then_so_does_the_reference(most_nodes):
     pytest.importorskip("executorch")
     torch.manual_seed(0)

@@ -212,6 +212,7 @@ def test_report_when_activations_have_16_bits_then_says_what_runs_in_float() -> 
 
 
 @pytest.mark.parametrize("recipe", ["a16w8", pytest.param("a16w4", marks=pytest.mark.slow)])
+@pytest.mark.slow  # long: others of its file run in CI
 def test_file_when_checked_in_a_new_process_then_handed_out(recipe: str, tmp_path: Path) -> None:
     _, gm = quantized("cnn", recipe)
     artifact = BACKEND.lower(gm, verify="process")
@@ -286,6 +287,7 @@ def test_observers_when_changed_then_16_bits_are_kept() -> None:
     assert sqnr_db(quantized("cnn", "a16w8")[1](test), gm(test)) > 40
 
 
+@pytest.mark.slow  # long: others of its file run in CI
 def test_command_line_when_recipe_is_a16w8_then_writes_the_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     ep = torch.export.export(Residual().eval(), (batch_of("cnn", 2, 0),))

@@ -272,6 +272,7 @@ def test_executorch_quantizer_when_dynamic_then_per_row_and_passes_the_gate():  
     assert any("qparams of each row" in note for note in artifact.report.notes)
 
 
+@pytest.mark.slow  # long: others of its file run in CI
 def test_call_and_command_when_recipe_needs_no_data_then_the_model_is_not_run(tmp_path, capsys):  # type: ignore[no-untyped-def]
     calls = []
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()

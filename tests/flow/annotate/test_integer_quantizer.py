@@ -214,6 +214,7 @@ LAYERS = {
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")
 @pytest.mark.parametrize("name", named_subset(LAYERS, "gru"))
+@pytest.mark.slow  # long: others of its file run in CI
 def test_integer_quantizer_when_layers_are_recurrent_then_none_is_float_and_they_train(name):
     torch.manual_seed(0)
     model, shapes = Recurrent(LAYERS[name]()), ({0: torch.export.Dim("batch", min=1, max=8)},)

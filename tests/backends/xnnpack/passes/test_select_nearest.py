@@ -94,6 +94,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow  # long: others of its file run in CI
 def test_nearest_when_batches_are_dynamic_then_a_new_process_gives_equal_values(tmp_path):
     files, expected = [], []
     for name, form in FORMS.items():
