@@ -18,6 +18,10 @@ from pt2e_quant.graph.rewrite import Skip
 ROWS = "_rows"
 """What the name of a weight ends in that is written as a linear's, transposed."""
 
+LEAST_MATRIX = 128 * 128
+"""The elements from which on each matrix of a stack becomes a linear: smaller ones take longer as
+linears of many rows than as one product (`benchmarks/contractions.py`)."""
+
 MATRIX_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default)
 
 
@@ -121,6 +125,13 @@ def _contraction(gm: GraphModule, operands: Sequence[Node], terms: list[str]) ->
         return Skip("no axis is summed over both, or the value has no other")
     if sorted(found.kept + found.new + found.shared) != sorted(found.result):
         return Skip("an axis of one operand alone is summed")
+    if len(found.shared) > 1:
+        return Skip("more than one axis chooses a matrix")
+    if (
+        found.shared
+        and found.weight.select(found.right.index(found.shared[0]), 0).numel() < LEAST_MATRIX
+    ):
+        return Skip("each of its matrices is small: as linears they would take longer")
     return found
 
 

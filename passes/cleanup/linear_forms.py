@@ -121,8 +121,6 @@ def _as_linears(gm: GraphModule, read: Callable[[Node], Contraction | Skip | Non
     editor, notes = Editor(gm), []
     for node in list(gm.graph.nodes):
         found = read(node)
-        if isinstance(found, Contraction) and len(found.shared) > 1:
-            found = Skip("more than one axis chooses a matrix")
         if isinstance(found, Skip):
             notes.append(Note(node.name, found.reason, skipped=True))
         elif found is not None:

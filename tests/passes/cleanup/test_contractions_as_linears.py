@@ -10,12 +10,18 @@ from torch.export import Dim
 import pt2e_quant as pq
 from benchmarks.measure import sqnr_db
 from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.passes.cleanup import contractions
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants
 from pt2e_quant.passes.cleanup.linear_forms import contractions_as_linears
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch):
+    monkeypatch.setattr(contractions, "LEAST_MATRIX", 0)
 
 
 class Contraction(nn.Module):
@@ -71,6 +77,18 @@ def test_product_when_it_is_no_linear_then_stays_with_the_reason(program, model,
     result = contractions_as_linears(gm)
     assert not result.changed
     assert reason in result.notes[0].text
+
+
+@pytest.mark.parametrize(("width", "count"), [(127, 0), (128, 3)])
+def test_stack_when_its_matrices_are_small_then_it_stays_one_product(
+    program, monkeypatch, width, count
+):
+    monkeypatch.undo()
+    model = Contraction(torch.bmm, 3, 128, width)
+    p = program(model, (torch.randn(3, 2, 128),)).apply(contractions_as_linears)
+    targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
+    assert targets.count("aten.linear.default") == count
+    assert targets.count("aten.bmm.default") == (not count)
 
 
 @given(data())

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from pt2e_quant.passes.cleanup import contractions
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.linear_forms import (
     einsums_as_linears,
@@ -71,7 +72,10 @@ STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
         Einsum("bthd,hde->bthe", 1, 6, 5),
     ],
 )
-def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(program, model):
+def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(
+    program, monkeypatch, model
+):
+    monkeypatch.setattr(contractions, "LEAST_MATRIX", 0)
     p = program(model, (STEPS,), ({0: Dim("batch", max=8)},)).apply(einsums_as_linears)
     targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
     assert "aten.linear.default" in targets
@@ -84,6 +88,7 @@ def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(progra
     [
         (Einsum("bthd,thde->bthe", 3, 4, 6, 5), "more than one axis"),
         (Einsum("bthd,hde->bth", 4, 6, 5), "one operand alone is summed"),
+        (Einsum("bthd,hde->bthe", 4, 6, 5), "matrices is small"),
         (Einsum("bthd,dd->bth", 6, 6), "repeats an axis"),
         (Einsum("bthd,de", 6, 5), "names no result"),
         (Einsum("bthd,de->bthe", 1, 5), "of size 1 is expanded"),
