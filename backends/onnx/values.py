@@ -119,6 +119,15 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
     return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 
 
+def stored_matrix(value: ir.Value | None) -> Array | None:
+    """The elements of a constant, which the file may store with its last axes in another order."""
+    node = value.producer() if value is not None else None
+    if node is None or permutation(node) is None:
+        return constant(value)
+    stored = constant(node.inputs[0])
+    return None if stored is None else stored.transpose(permutation(node))
+
+
 def permutation(node: ir.Node) -> list[int] | None:
     """The order a Transpose brings axes into, None if it is none or leaves it out."""
     if node.op_type != "Transpose" or "perm" not in node.attributes:

@@ -1,7 +1,7 @@
 """Sums of products of a value and a constant over some of their axes, as linears."""
 
 import string
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import argument, aten, is_call
+from pt2e_quant.graph.ops import argument, arguments, aten, is_call
 from pt2e_quant.graph.rewrite import Skip
 
 ROWS = "_rows"
@@ -22,6 +22,7 @@ LEAST_MATRIX = 128 * 128
 """The elements from which on each matrix of a stack becomes a linear: smaller ones take longer as
 linears of many rows than as one product (`benchmarks/contractions.py`)."""
 
+BADDBMM = (aten.baddbmm.default,)
 MATRIX_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default)
 
 
@@ -73,34 +74,43 @@ class Contraction:
         return [a for a in self.right if a not in self.left]
 
 
-def einsum_contraction(gm: GraphModule, node: Node) -> Contraction | Skip:
-    """Read an einsum; the reason if it is none of a value and a constant, summed over both."""
+def einsum_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contraction | Skip:
+    """Read an einsum; the reason if it is none of a value and a constant, summed over both.
+
+    `fixed` are the nodes whose values are constants: a buffer that calls write is none.
+    """
     operands: Sequence[Node] = argument(node, "tensors")
     if len(operands) != 2:
         return Skip("it has another number of operands than a value and a constant")
     terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
     if terms is None:
         return Skip("its equation repeats an axis of an operand, or names no result")
-    return _contraction(gm, operands, terms)
+    return _contraction(gm, operands, terms, fixed)
 
 
-def product_contraction(gm: GraphModule, node: Node) -> Contraction | Skip | None:
+def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contraction | Skip | None:
     """Read a matrix product or a tensordot of a constant as an einsum; None if it is neither."""
+    operands: Sequence[Node]
     if is_call(node, (aten.tensordot.default,)):
         operands = argument(node, "self"), argument(node, "other")
         terms = _tensordot_terms(node, [n.meta["val"].dim() for n in operands])
-    elif is_call(node, (*MATRIX_PRODUCTS, aten.baddbmm.default)):
-        operands = node.args[-2:]  # type: ignore[assignment]
+    elif is_call(node, (*MATRIX_PRODUCTS, *BADDBMM)):
+        given = list(arguments(node).values())
+        operands = given[1:3] if is_call(node, BADDBMM) else given[:2]
         terms = _matmul_terms([n.meta["val"].dim() for n in operands])
     else:
         return None
-    if all(constant_of(gm, operand) is None for operand in operands):
+    if not any(operand in fixed for operand in operands):
         return None
-    return _contraction(gm, operands, terms)
+    if is_call(node, BADDBMM) and (argument(node, "beta"), argument(node, "alpha")) != (1, 1):
+        return Skip("its product or its sum is scaled")
+    return _contraction(gm, operands, terms, fixed)
 
 
-def _contraction(gm: GraphModule, operands: Sequence[Node], terms: list[str]) -> Contraction | Skip:
-    held = [constant_of(gm, n) for n in operands]
+def _contraction(
+    gm: GraphModule, operands: Sequence[Node], terms: list[str], fixed: Set[Node]
+) -> Contraction | Skip:
+    held = [constant_of(gm, n) if n in fixed else None for n in operands]
     if sum(value is None for value in held) != 1:
         return Skip("its operands are no value and a constant")
     at = 0 if held[0] is None else 1
@@ -140,11 +150,11 @@ def _each_axis_of_both_once(found: Contraction) -> Contraction:
     for axis in found.shared:
         at = found.right.index(axis)
         one = found.weight.narrow(at, 0, 1)
-        if torch.equal(found.weight, one.expand_as(found.weight)):
+        if found.weight.shape[at] != 1 and found.sizes[axis] == 1:
+            found = replace(found, left=found.left.replace(axis, ""))
+        elif torch.equal(found.weight, one.expand_as(found.weight)):
             right = found.right.replace(axis, "")
             found = replace(found, weight=one.squeeze(at), right=right)
-        elif found.sizes[axis] == 1:
-            found = replace(found, left=found.left.replace(axis, ""))
     return found
 
 
@@ -190,7 +200,11 @@ def axes_of_terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
     return terms if all(len(set(term)) == len(term) for term in terms) else None
 
 
-def linears_of(found: Contraction, editor: Editor, like: Node) -> Node:
+Weights = dict[tuple[object, ...], Node]
+"""The weights made so far: products of one constant read one, which is in the file once."""
+
+
+def linears_of(found: Contraction, editor: Editor, like: Node, weights: Weights) -> Node:
     """Write a contraction as a linear, or as one for each place of a shared axis.
 
     Before:  einsum("bthk,hkd->bthd", x, w)                      w: [H, K, D], constant
@@ -201,23 +215,29 @@ def linears_of(found: Contraction, editor: Editor, like: Node) -> Node:
     if dropped:
         x = editor.call(aten.squeeze.dims, x, dropped, like=like)
     if not found.shared:
-        return _linear(found, x, f"{found.name}{ROWS}", editor, like)
+        return _linear(found, x, f"{found.name}{ROWS}", editor, like, weights)
     (axis,) = found.shared
     at, there = found.left.index(axis), found.right.index(axis)
     right, made = found.right.replace(axis, ""), []
     for place, matrix in enumerate(found.weight.unbind(there)):
         part = editor.call(aten.slice.Tensor, x, at, place, place + 1, like=like)
         one = replace(found, weight=matrix, right=right)
-        made.append(_linear(one, part, f"{found.name}{ROWS}_{place}", editor, like))
+        made.append(_linear(one, part, f"{found.name}{ROWS}_{place}", editor, like, weights))
     return editor.call(aten.cat.default, made, found.result.index(axis), like=like)
 
 
-def _linear(found: Contraction, x: Node, name: str, editor: Editor, like: Node) -> Node:
+def _linear(
+    found: Contraction, x: Node, name: str, editor: Editor, like: Node, weights: Weights
+) -> Node:
     """The linear between a permutation of its input's axes and one of its result's."""
     kept, summed, new = found.kept, found.summed, found.new
-    rows = found.weight.permute([found.right.index(axis) for axis in new + summed])
+    order = [found.right.index(axis) for axis in new + summed]
+    rows = found.weight.permute(order)
     sizes = list(rows.shape[: len(new)])
-    weight = editor.constant(name, rows.reshape(prod(sizes), -1).contiguous(), like=like)
+    if (key := (name, *order, *sizes)) not in weights:
+        flat = rows.reshape(prod(sizes), -1).contiguous()
+        weights[key] = editor.constant(name, flat, like=like)
+    weight = weights[key]
     y = permuted(x, [found.left.index(axis) for axis in (*kept, *summed)], editor, like)
     if len(summed) > 1:
         y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=like)

@@ -7,14 +7,16 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import constant_nodes, constant_of
 from pt2e_quant.graph.ops import ADDMM, LINEAR, MATMUL, argument, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.cleanup.contractions import (
+    BADDBMM,
     ROWS,
     Contraction,
+    Weights,
     einsum_contraction,
     linears_of,
     product_contraction,
@@ -35,6 +37,7 @@ def products_as_linears(gm: GraphModule) -> PassResult:
     Before:  addmm(b, view(x, [-1, K]), w)
     After:   view(linear(x, w.T, b), [-1, N])
     """
+    weights: dict[str, Node] = {}
 
     def as_linear(m: Match, editor: Editor) -> Node | Skip:
         if not m.is_constant("w") or m["w"].meta["val"].dim() != 2:
@@ -47,15 +50,15 @@ def products_as_linears(gm: GraphModule) -> PassResult:
         weight = constant_of(gm, m["w"])
         assert weight is not None
         name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
-        turned_rows = weight.t().contiguous()
-        turned = editor.constant(f"{name}{ROWS}", turned_rows, like=m.anchor)
+        if name not in weights:
+            rows_of_it = weight.t().contiguous()
+            weights[name] = editor.constant(f"{name}{ROWS}", rows_of_it, like=m.anchor)
+        turned = weights[name]
         if (joined := _joined_rows(m["x"])) is None:
             return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
         rows, sizes = joined
         made = editor.call(aten.linear.default, rows, turned, bias, like=m.anchor)
-        return editor.call(
-            aten.reshape.default, made, [*sizes, turned_rows.shape[0]], like=m.anchor
-        )
+        return editor.call(aten.reshape.default, made, [*sizes, weight.shape[1]], like=m.anchor)
 
     products = one_of(MATMUL, (aten.mm.default,))
     rules = (
@@ -93,10 +96,11 @@ def einsums_as_linears(gm: GraphModule) -> PassResult:
     Before:  einsum("btd,hde->bhte", x, w)                    w: [H, D, E], constant
     After:   linear(x, w').unflatten(-1, [H, E]).permute(…)   w': [H * E, D]
     """
+    fixed = constant_nodes(gm.graph)
 
     def read(node: Node) -> Contraction | Skip | None:
         is_einsum = is_call(node, (aten.einsum.default,))
-        return einsum_contraction(gm, node) if is_einsum else None
+        return einsum_contraction(gm, node, fixed) if is_einsum else None
 
     return _as_linears(gm, read)
 
@@ -114,19 +118,21 @@ def contractions_as_linears(gm: GraphModule) -> PassResult:
     Before:  tensordot(x, w, [1, 2], [0, 1])                  w: [J, K, N], constant
     After:   linear(x.flatten(1, 2), w.reshape(-1, N).T)
     """
-    return _as_linears(gm, lambda node: product_contraction(gm, node))
+    fixed = constant_nodes(gm.graph)
+    return _as_linears(gm, lambda node: product_contraction(gm, node, fixed))
 
 
 def _as_linears(gm: GraphModule, read: Callable[[Node], Contraction | Skip | None]) -> PassResult:
     editor, notes = Editor(gm), []
+    weights: Weights = {}
     for node in list(gm.graph.nodes):
         found = read(node)
         if isinstance(found, Skip):
             notes.append(Note(node.name, found.reason, skipped=True))
         elif found is not None:
-            made = linears_of(found, editor, node)
-            if is_call(node, (aten.baddbmm.default,)):
-                made = editor.call(aten.add.Tensor, made, node.args[0], like=node)
+            made = linears_of(found, editor, node, weights)
+            if is_call(node, BADDBMM):
+                made = editor.call(aten.add.Tensor, made, argument(node, "self"), like=node)
             editor.replace(node, made)
             notes.append(Note(node.name, "written as a linear"))
     return PassResult(editor.finish(), tuple(notes))

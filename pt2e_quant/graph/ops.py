@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch._ops import OpOverload
@@ -160,7 +160,21 @@ def out_of_place(target: OpOverload) -> OpOverload | None:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    return cast("OpOverload | None", getattr(packet, target._overloadname, None))
+    if packet is None:
+        return None
+    # An overload has not always the name of its twin: pow_.Scalar is pow.Tensor_Scalar.
+    twins: list[OpOverload] = [
+        getattr(packet, overload)
+        for overload in packet.overloads()
+        if _kinds(getattr(packet, overload)) == _kinds(target)
+    ]
+    same = [twin for twin in twins if twin._overloadname == target._overloadname]
+    return next(iter(same or twins), None)
+
+
+def _kinds(target: OpOverload) -> list[str]:
+    """The type of each argument, whether it is written or not."""
+    return [str(a.type) for a in target._schema.arguments]
 
 
 @cache

@@ -15,7 +15,13 @@ from pt2e_quant.backends.onnx.report import Refused
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import write_as_arithmetic
 from pt2e_quant.backends.onnx.rewrites.guide_fusions import keep_weight_float
 from pt2e_quant.backends.onnx.rewrites.split_results import write_product
-from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect, remove_unread
+from pt2e_quant.backends.onnx.values import (
+    constant,
+    read_dequantize,
+    redirect,
+    remove_unread,
+    stored_matrix,
+)
 from pt2e_quant.backends.target.float_retries import fallback_of
 from pt2e_quant.backends.target.leave_slower import find_slower
 from pt2e_quant.core.errors import module_path
@@ -150,7 +156,7 @@ def _is_stored(node: ir.Node) -> bool:
     """True if a node, which is still in its graph, dequantizes a constant weight or bias."""
     if node.graph is None or node.op_type != "DequantizeLinear":
         return False
-    integers = constant(node.inputs[0])
+    integers = stored_matrix(node.inputs[0])
     is_known = constant(node.inputs[1]) is not None and integers is not None
     return is_known and integers is not None and integers.dtype in _STORED
 

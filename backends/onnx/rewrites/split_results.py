@@ -14,6 +14,7 @@ from pt2e_quant.backends.onnx.values import (
     read_quantize,
     redirect,
     remove_unread,
+    stored_matrix,
 )
 
 
@@ -65,7 +66,7 @@ def write_product(node: ir.Node, *, is_portable: bool) -> bool:
         return False
     if not _is_plain(node):
         return False
-    integers = constant(weight.quantized)
+    integers = stored_matrix(weight.quantized)
     if integers is None or integers.ndim != 2 or integers.dtype != np.int8:
         return False
     if np.any(weight.zero_point) or weight.axis not in (None, 0 if is_turned else 1):

@@ -13,7 +13,11 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup import contractions
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants
-from pt2e_quant.passes.cleanup.linear_forms import contractions_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import (
+    contractions_as_linears,
+    einsums_as_linears,
+    products_as_linears,
+)
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -44,6 +48,7 @@ CONTRACTIONS = {
     "of places": (Contraction(lambda x, w: x @ w, 3, 6, 5), 3),
     "of places from the left": (Contraction(lambda x, w: w @ x, 3, 5, 4), 3),
     "repeated": (Contraction(lambda x, w: x @ w.expand(3, -1, -1), 6, 5), 1),
+    "repeated over one": (Contraction(lambda x, w: x[:, :1] @ w.expand(3, -1, -1), 6, 5), 1),
     "batches": (Contraction(lambda x, w: torch.bmm(x.flatten(0, 1)[:3], w), 3, 6, 5), 3),
     "batches and a sum": (
         Contraction(lambda x, w: torch.baddbmm(w[:, :1], x.flatten(0, 1)[:3], w @ w), 3, 6, 6),
@@ -70,6 +75,7 @@ def test_product_when_of_any_constant_then_a_linear_for_each_matrix(program, nam
         (Contraction(lambda x, w: x.flatten()[:6] @ w, 6, 5), "the value has no other"),
         (Contraction(lambda x, w: x[:2] @ w, 2, 3, 6, 5), "more than one axis"),
         (Contraction(lambda x, w: torch.tensordot(x, w, dims=0), 2), "no axis is summed"),
+        (Contraction(lambda x, w: torch.baddbmm(x[0], x[0], w, alpha=2), 3, 6, 6), "is scaled"),
     ],
 )
 def test_product_when_it_is_no_linear_then_stays_with_the_reason(program, model, reason):
@@ -89,6 +95,51 @@ def test_stack_when_its_matrices_are_small_then_it_stays_one_product(
     targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
     assert targets.count("aten.linear.default") == count
     assert targets.count("aten.bmm.default") == (not count)
+
+
+class Written(nn.Module):
+    """A product by a buffer that every call writes: no constant."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.product = product
+        self.register_buffer("w", torch.ones(6, 6))
+
+    def forward(self, x):
+        y = self.product(x, self.w)
+        self.w.mul_(0.5)
+        return y
+
+
+@pytest.mark.parametrize(
+    "product",
+    [lambda x, w: w @ x, lambda x, w: torch.einsum("bmk,nk->bmn", x, w)],
+    ids=["matmul", "einsum"],
+)
+def test_product_when_calls_write_its_matrix_then_it_stays(program, product):
+    gm = program(Written(product), (torch.randn(2, 6, 6),)).gm
+    assert not contractions_as_linears(gm).changed
+    assert not einsums_as_linears(gm).changed
+
+
+@pytest.mark.parametrize("product", [torch.matmul, lambda x, w: w @ x], ids=["right", "left"])
+def test_product_when_several_are_of_one_constant_then_they_read_one_weight(program, product):
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))
+
+        def forward(self, x):
+            for _ in range(3):
+                x = torch.tanh(product(x, self.w))
+            return x
+
+    p = program(Loop(), (torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(2)),))
+    p.apply(products_as_linears, contractions_as_linears, drop_dead_constants)
+    linears = [n for n in p.gm.graph.nodes if n.target is torch.ops.aten.linear.default]
+    assert len(linears) == 3
+    assert len({n.args[1] for n in linears}) == 1
+    p.matches()
 
 
 @given(data())

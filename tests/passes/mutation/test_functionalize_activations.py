@@ -46,6 +46,23 @@ def test_relu_when_in_place_then_becomes_relu(program):
     p.matches(rtol=0, atol=0).is_idempotent(functionalize_activations)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.pow_(-0.5),
+        lambda y: y.pow_(y),
+        lambda y: y.floor_divide_(y + 1),
+        lambda y: y.ldexp_(torch.tensor(2)),
+    ],
+    ids=["number", "tensor", "quotient", "exponent"],
+)
+def test_write_when_its_twin_has_another_overload_name_then_as_in_eager(program, write):
+    p = program(Call(lambda m, x: write(x.abs() + 1)), (X,))
+    p.apply(functionalize_activations)
+    assert activation_writes(p.gm) == []
+    p.matches(rtol=0, atol=0).is_idempotent(functionalize_activations)
+
+
 def test_write_when_the_tensor_has_aliases_then_every_alias_sees_it(program):
     def body(m, x):
         y = x * 2

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 import pt2e_quant as pq
+from benchmarks.measure import sqnr_db
 from pt2e_quant.backends.onnx import lower as lowering
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat
 from pt2e_quant.backends.onnx.report import Refused
@@ -166,3 +167,21 @@ def test_bias_when_its_product_is_left_float_then_it_is_dequantized_at_load() ->
     artifact = onnx.lower(gm)  # strict: a weight that is dequantized in calls is refused
     assert not {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} & set(artifact.report.integer_ops)
     torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-5)
+
+
+class SharedLayer(nn.Module):
+    """A layer without a bias that runs twice, with a relu that no quantize takes over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(torch.relu(self.layer(x)))).transpose(1, 2)
+
+
+def test_product_when_its_weight_is_shared_and_a_relu_follows_then_in_integers() -> None:
+    model, x = SharedLayer(), torch.randn(1, 96, 64, generator=torch.Generator().manual_seed(0))
+    artifact = quantized(model, x)
+    assert sum(artifact.report.integer_ops.values()) == 2
+    assert sqnr_db([model(x).detach()], [artifact.run(x)]) > 30
