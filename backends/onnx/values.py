@@ -120,7 +120,7 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
 
 
 def stored_matrix(value: ir.Value | None) -> Array | None:
-    """The elements of a constant, which the file may store with its last axes in another order."""
+    """The elements of a constant, which the file may store with its axes in another order."""
     node = value.producer() if value is not None else None
     if node is None or permutation(node) is None:
         return constant(value)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import argument, arguments, aten, is_call
+from pt2e_quant.graph.ops import BMM, MATMUL, MM, argument, arguments, aten, is_call
 from pt2e_quant.graph.rewrite import Skip
 
 ROWS = "_rows"
@@ -23,7 +23,7 @@ LEAST_MATRIX = 128 * 128
 linears of many rows than as one product (`benchmarks/contractions.py`)."""
 
 BADDBMM = (aten.baddbmm.default,)
-MATRIX_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default)
+_PRODUCTS = (*MATMUL, *MM, *BMM, *BADDBMM, aten.mv.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +79,10 @@ def einsum_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contrac
 
     `fixed` are the nodes whose values are constants: a buffer that calls write is none.
     """
-    operands: Sequence[Node] = argument(node, "tensors")
-    if len(operands) != 2:
-        return Skip("it has another number of operands than a value and a constant")
-    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
-    if terms is None:
-        return Skip("its equation repeats an axis of an operand, or names no result")
-    return _contraction(gm, operands, terms, fixed)
+    terms = einsum_terms(node)
+    if isinstance(terms, Skip):
+        return terms
+    return _contraction(gm, argument(node, "tensors"), terms, fixed)
 
 
 def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contraction | Skip | None:
@@ -94,7 +91,7 @@ def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contra
     if is_call(node, (aten.tensordot.default,)):
         operands = argument(node, "self"), argument(node, "other")
         terms = _tensordot_terms(node, [n.meta["val"].dim() for n in operands])
-    elif is_call(node, (*MATRIX_PRODUCTS, *BADDBMM)):
+    elif is_call(node, _PRODUCTS):
         given = list(arguments(node).values())
         operands = given[1:3] if is_call(node, BADDBMM) else given[:2]
         terms = _matmul_terms([n.meta["val"].dim() for n in operands])
@@ -180,6 +177,15 @@ def _tensordot_terms(node: Node, ranks: Sequence[int]) -> list[str]:
         right[there] = left[here]
     result = [a for a in left if a not in right] + [a for a in right if a not in left]
     return ["".join(term) for term in (left, right, result)]
+
+
+def einsum_terms(node: Node) -> list[str] | Skip:
+    """The axes of both operands of an einsum and of its result; the reason if it has no such."""
+    operands: Sequence[Node] = argument(node, "tensors")
+    if len(operands) != 2:
+        return Skip("it has another number of operands than two")
+    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
+    return terms or Skip("its equation repeats an axis of an operand, or names no result")
 
 
 def axes_of_terms(equation: str, ranks: Sequence[int]) -> list[str] | None:

@@ -9,7 +9,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import argument, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Skip
-from pt2e_quant.passes.cleanup.contractions import axes_of_terms, permuted
+from pt2e_quant.passes.cleanup.contractions import einsum_terms, permuted
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -57,11 +57,9 @@ class _Einsum:
 
 def _read(node: Node) -> _Einsum | Skip:
     tensors: Sequence[Node] = argument(node, "tensors")
-    if len(tensors) != 2:
-        return Skip("it has another number of operands than two")
-    terms = axes_of_terms(argument(node, "equation"), [n.meta["val"].dim() for n in tensors])
-    if terms is None:
-        return Skip("its equation repeats an axis of an operand, or names no result")
+    terms = einsum_terms(node)
+    if isinstance(terms, Skip):
+        return terms
     left, right, result = terms
     shapes = [
         dict(zip(term, tensor.meta["val"].shape, strict=True))
