@@ -274,8 +274,6 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
     report.float_regions.extend(
         float_region for graph in graphs for float_region in _float_regions(graph)
     )
-    for record in report.provenance.tensors:
-        record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
     lone = [n for graph in graphs for n in graph.gm.graph.nodes if is_qdq(n)]
     quantizes = sum(not is_dequantize(n) for n in lone)
     moved = sum(_moved(n) for n in lone)

@@ -325,8 +325,6 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
             if is_qdq(node):
                 report.float_regions.append(_float_region(graph, node))
     report.integer_ops, report.float_ops = dict(kernels), dict(floats)
-    for record in report.provenance.tensors:
-        record.backends["cuda"] = f"{record.dtype} in fused kernels"
     unmeasured = sorted({_named(*one) for one in written if not _was_measured(*one, measures)})
     if unmeasured:
         where = measures.device or "a GPU"

@@ -45,8 +45,6 @@ def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str
     """
     provenance = provenance_of(gm)
     operators = Counter(o.op_type for o in optimized.operators)
-    for record in provenance.tensors:
-        record.backends["onnx"] = f"{record.dtype} in the .onnx file"
     return Report(
         backend="ONNX Runtime",
         provenance=provenance,

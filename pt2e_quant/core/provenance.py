@@ -1,4 +1,4 @@
-"""Provenance: one record per quantized tensor, one per node left float, from rule to kernel.
+"""Provenance: one record per quantized tensor, one per node left float, from rule to storage.
 
 Reports, `inspect`, comparison and serialization all read this one table.
 """
@@ -27,7 +27,7 @@ from pt2e_quant.core.schemes import Role
 PROVENANCE_KEY = "pt2e_quant.provenance"
 """The key of `gm.meta` that holds the table."""
 
-_VERSION = 2
+_VERSION = 3
 
 
 class RecordKind(StrEnum):
@@ -94,7 +94,6 @@ class TensorRecord:
             better, and what came second; "" where nothing was compared.
         size_before: bytes of the constant in float, 0 for an activation.
         size_after: bytes of the stored integers with their qparams.
-        backends: backend to what it made of it.
     """
 
     name: str
@@ -120,7 +119,6 @@ class TensorRecord:
     evidence: str = ""
     size_before: int = 0
     size_after: int = 0
-    backends: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -326,7 +324,7 @@ _LACKS = {
 def _brief(record: TensorRecord) -> TensorRecord:
     """A record of what a tensor is, without how it became so."""
     kept = replace(record, rule="", group=-1, observer="", uses=[], observed=None)
-    return replace(kept, read_range=None, steps=[], evidence="", backends={})
+    return replace(kept, read_range=None, steps=[], evidence="")
 
 
 def _total(sizes: Sequence[SizeRecord]) -> list[SizeRecord]:

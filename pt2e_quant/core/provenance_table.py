@@ -138,7 +138,7 @@ def from_columns(table: dict[str, Any], blank: Any) -> list[dict[str, Any]]:
 
 def _own(value: Any) -> Any:
     """A default that no other entry shares."""
-    return type(value)(value) if isinstance(value, (list, dict)) else value
+    return list(value) if isinstance(value, list) else value
 
 
 def to_text(data: Any) -> str:

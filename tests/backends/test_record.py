@@ -1,34 +1,37 @@
 """How much of the provenance a file keeps: what was asked for, said plainly where it is less."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ArtifactError, ConfigError
-from pt2e_quant.core.provenance import RecordKind
+from pt2e_quant.core.provenance import RecordKind, provenance_of
 
 BACKENDS = [("onnx", ".onnx"), ("xnnpack", ".pte"), ("cpu", ".pt2")]
 
 
+def converted(name: str):
+    """The converted graph of a backend."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8), nn.Softplus())
+    program = torch.export.export(model.eval(), (torch.randn(4, 64),))
+    recipe = "int8_dynamic" if name == "cpu" else "int8"
+    prepared = pq.prepare_pt2e(program, pq.backends.get(name).quantizer(recipe))
+    pq.calibrate(prepared, [(torch.randn(4, 64),)], progress=False)
+    return pq.convert_pt2e(prepared, progress=False)
+
+
 @pytest.fixture(scope="module")
 def lowered():
-    """The converted graph of a backend, and artifacts of it by record; each is made once."""
-    graphs, artifacts = {}, {}
+    """Artifacts by backend and record; each is made once."""
+    graph_of = functools.cache(converted)
 
+    @functools.cache
     def lower(name: str, record: str | None):
-        if name not in graphs:
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8), nn.Softplus())
-            program = torch.export.export(model.eval(), (torch.randn(4, 64),))
-            recipe = "int8_dynamic" if name == "cpu" else "int8"
-            prepared = pq.prepare_pt2e(program, pq.backends.get(name).quantizer(recipe))
-            pq.calibrate(prepared, [(torch.randn(4, 64),)], progress=False)
-            graphs[name] = pq.convert_pt2e(prepared, progress=False)
-        if (name, record) not in artifacts:
-            backend = pq.backends.get(name)
-            artifacts[name, record] = backend.lower(graphs[name], verify=False, record=record)
-        return artifacts[name, record]
+        return pq.backends.get(name).lower(graph_of(name), verify=False, record=record)
 
     return lower
 
@@ -61,6 +64,15 @@ def test_lower_when_records_differ_then_so_do_sizes(lowered, name):
     assert files["full"].size_bytes > files["brief"].size_bytes > files["none"].size_bytes
     default = lowered(name, None)
     assert default.size_bytes == files["full"].size_bytes  # it is small enough
+
+
+@pytest.mark.parametrize("name", [name for name, _ in BACKENDS])
+def test_lower_when_repeated_then_the_graphs_record_and_the_file_are_the_same(name):
+    graph = converted(name)
+    before = provenance_of(graph).to_json()
+    first, second = (pq.backends.get(name).lower(graph, record="full") for _ in range(2))
+    assert provenance_of(graph).to_json() == before
+    assert first.size_bytes == second.size_bytes
 
 
 @pytest.mark.parametrize(("name", "suffix"), BACKENDS[:2])

@@ -109,7 +109,7 @@ def test_choose_record_when_asked_then_size_does_not_matter():
     assert made.kept is RecordKind.FULL
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2, "tensors": [{}]}', "3"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3, "tensors": [{}]}', "3"])
 def test_provenance_when_its_json_is_damaged_then_refused(text):
     with pytest.raises(ArtifactError, match="damaged"):
         Provenance.from_json(text)
