@@ -35,7 +35,7 @@ _LONG = Path(__file__).parent / "tests" / "long_running.toml"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The search of `tests/fuzz`: which models are drawn."""
-    parser.addoption("--models", type=int, default=180, help="drawn models to run")
+    parser.addoption("--models", type=int, default=120, help="drawn models to run")
     parser.addoption("--start", type=int, default=0, help="the first model's seed")
     parser.addoption("--shrink", type=int, default=0, help="trials to shrink each failure")
 

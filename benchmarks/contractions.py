@@ -3,7 +3,7 @@
     python -m benchmarks.contractions [--rounds 30]
 
 Each product is lowered for both runtimes: in float as the model writes it, in float as
-`contractions_as_linears` does, and in int8 as linears. The artifacts are called in shuffled rounds,
+`products_as_linears` does, and in int8 as linears. The artifacts are called in shuffled rounds,
 one thread. Times are in microseconds.
 """
 
@@ -19,7 +19,7 @@ import pt2e_quant as pq
 from benchmarks.measure import interleave
 from benchmarks.results import write_results
 from pt2e_quant.passes.cleanup import contractions
-from pt2e_quant.passes.cleanup.linear_forms import contractions_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -70,7 +70,7 @@ def artifact(model: nn.Module, x: Tensor, name: str, form: str) -> pq.Artifact:
         quantizer.set_global(None)
     if form == "float":
         quantizer.transforms = tuple(
-            p for p in quantizer.transforms if p is not contractions_as_linears
+            p for p in quantizer.transforms if p is not products_as_linears
         )
     # However small the matrices of a stack are.
     least = contractions.LEAST_MATRIX if form == "by default" else 0

@@ -46,7 +46,7 @@ from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices
-from pt2e_quant.passes.cleanup.linear_forms import contractions_as_linears, products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 
 INT8 = Scheme(
@@ -88,7 +88,7 @@ _without_data = partial(
     scheme_of=_scheme,
     embeddings=_TABLES,
     search=WeightSearch.MSE,
-    transforms=(*_ATTENTION, products_as_linears, contractions_as_linears),
+    transforms=(*_ATTENTION, products_as_linears),
 )
 
 
@@ -115,7 +115,7 @@ def _sixteen_bit(name: str, text: str) -> Recipe:
             search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX,
         ),
         rules=(*tables_of(_TABLES, scheme), head),
-        transforms=(*_ATTENTION, products_as_linears, contractions_as_linears, split_as_slices),
+        transforms=(*_ATTENTION, products_as_linears, split_as_slices),
         algorithms=WEIGHTS_BY_DATA,
     )
 
@@ -135,7 +135,6 @@ RECIPES = Recipes(
             transforms=(
                 *_ATTENTION,
                 products_as_linears,
-                contractions_as_linears,
                 split_as_slices,
                 shuffle_upsampling,
                 activate_before_moves,

@@ -18,7 +18,7 @@ from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
 from pt2e_quant.passes.cleanup.experts_as_linears import experts_as_linears
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
-from pt2e_quant.passes.cleanup.linear_forms import contractions_as_linears, products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import broadcast_expanded
 from pt2e_quant.passes.cleanup.unroll_loops import unroll_loops
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
@@ -48,7 +48,6 @@ BACKEND = Backend(
         split_as_slices,
         unbind_as_selects,
         products_as_linears,
-        contractions_as_linears,
         broadcast_expanded,
         simplify_for_table,
         activate_before_moves,

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute, constant_of
+from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import (
     CONV1D,
     CONV2D,
@@ -233,26 +233,21 @@ def _fold(editor: Editor, found: _Expanded) -> None:
 
 def _folded(gm: GraphModule, found: _Expanded) -> tuple[Tensor, Tensor]:
     given = arguments(found.norm)
-    weight, bias, gamma, beta, mean, var = (
-        None if node is None else constant_of(gm, node)
-        for node in (
-            found.weight,
-            found.bias,
-            *(given[name] for name in ("weight", "bias", "running_mean", "running_var")),
-        )
-    )
-    assert weight is not None  # get_attr nodes hold tensors, as _conv_before asks for
-    assert mean is not None
-    assert var is not None
+
+    def held(node: Any) -> Any:
+        """A constant as it is at the end of training; `_conv_before` asked for get_attr nodes."""
+        return None if node is None else attribute(gm, str(node.target)).detach()
+
+    state = {n: held(given[n]) for n in ("weight", "bias", "running_mean", "running_var")}
     with torch.no_grad():
         made = fuse_conv_bn_weights(
-            weight,
-            bias,
-            mean,
-            var,
+            held(found.weight),
+            held(found.bias),
+            state["running_mean"],
+            state["running_var"],
             float(given["eps"]),
-            gamma,
-            beta,
+            state["weight"],
+            state["bias"],
             transpose=is_call(found.conv, CONV_TRANSPOSE),
         )
     return made[0].detach(), made[1].detach()

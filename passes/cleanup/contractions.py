@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import BMM, MATMUL, MM, argument, arguments, aten, is_call
+from pt2e_quant.graph.ops import ADDMM, BMM, MATMUL, MM, argument, arguments, aten, is_call
 from pt2e_quant.graph.rewrite import Skip
 
 ROWS = "_rows"
@@ -22,8 +22,8 @@ LEAST_MATRIX = 128 * 128
 """The elements from which on each matrix of a stack becomes a linear: smaller ones take longer as
 linears of many rows than as one product (`benchmarks/contractions.py`)."""
 
-BADDBMM = (aten.baddbmm.default,)
-_PRODUCTS = (*MATMUL, *MM, *BMM, *BADDBMM, aten.mv.default)
+_ADDING = (*ADDMM, aten.baddbmm.default)
+_PRODUCTS = (*MATMUL, *MM, *BMM, *_ADDING, aten.mv.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class Contraction:
         left: those without the ones of size 1 that the constant repeats.
         right: the axes of the constant.
         result: the axes of the result: those that are not summed.
+        bias: a constant vector that is added along the last axis of the result.
+        added: what else is added to the result.
     """
 
     x: Node
@@ -47,6 +49,8 @@ class Contraction:
     left: str
     right: str
     result: str
+    bias: Node | None = None
+    added: Node | None = None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -93,15 +97,22 @@ def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contra
         terms = _tensordot_terms(node, [n.meta["val"].dim() for n in operands])
     elif is_call(node, _PRODUCTS):
         given = list(arguments(node).values())
-        operands = given[1:3] if is_call(node, BADDBMM) else given[:2]
+        operands = given[1:3] if is_call(node, _ADDING) else given[:2]
         terms = _matmul_terms([n.meta["val"].dim() for n in operands])
     else:
         return None
     if not any(operand in fixed for operand in operands):
         return None
-    if is_call(node, BADDBMM) and (argument(node, "beta"), argument(node, "alpha")) != (1, 1):
+    found = _contraction(gm, operands, terms, fixed)
+    if isinstance(found, Skip) or not is_call(node, _ADDING):
+        return found
+    if (argument(node, "beta"), argument(node, "alpha")) != (1, 1):
         return Skip("its product or its sum is scaled")
-    return _contraction(gm, operands, terms, fixed)
+    added = argument(node, "self")
+    is_bias = added in fixed and [*added.meta["val"].shape] == [node.meta["val"].shape[-1]]
+    if is_bias and not found.shared and found.new == [found.result[-1]]:
+        return replace(found, bias=added)
+    return replace(found, added=added)
 
 
 def _contraction(
@@ -216,12 +227,51 @@ def linears_of(found: Contraction, editor: Editor, like: Node, weights: Weights)
     Before:  einsum("bthk,hkd->bthd", x, w)                      w: [H, K, D], constant
     After:   cat([linear(x[:, :, h : h + 1], w[h].T) for h], 2)
     """
+    if (joined := _joined(found)) is not None:
+        inner, sizes = joined
+        made = linears_of(inner, editor, like, weights)
+        return editor.call(aten.reshape.default, made, sizes, like=like)
     x = found.x
     dropped = [at for at, axis in enumerate(found.given) if axis not in found.left]
     if dropped:
         x = editor.call(aten.squeeze.dims, x, dropped, like=like)
-    if not found.shared:
-        return _linear(found, x, f"{found.name}{ROWS}", editor, like, weights)
+    if found.shared:
+        made = _linear_of_each(found, x, editor, like, weights)
+    else:
+        made = _linear(found, x, f"{found.name}{ROWS}", editor, like, weights)
+    if found.added is not None:
+        made = editor.call(aten.add.Tensor, made, found.added, like=like)
+    return made
+
+
+def _joined(found: Contraction) -> tuple[Contraction, list[Any]] | None:
+    """A contraction of what a view joins the leading axes of, and the sizes of the result.
+
+    None if the value is no such view, or its rows are not along its last axis alone.
+    """
+    if not is_call(found.x, (aten.view.default, aten.reshape.default)) or found.added is not None:
+        return None
+    source, sizes = found.x.args[0], found.x.args[1]
+    if not isinstance(source, Node) or not isinstance(sizes, (list, tuple)):
+        return None
+    before, after = (n.meta["val"].shape for n in (source, found.x))
+    if len(before) <= len(after) or before[-1] != after[-1]:
+        return None
+    in_order = "".join(found.kept + found.summed), "".join(found.kept + found.new)
+    if (found.given, found.result) != in_order or len(found.summed) != 1:
+        return None
+    spare = [a for a in string.ascii_letters if a not in found.given + found.right]
+    rows = "".join(spare[: len(before) - 1])
+    given, result = rows + found.given[-1], rows + "".join(found.new)
+    inner = replace(found, x=source, given=given, left=given, result=result)
+    new = [found.weight.shape[found.right.index(axis)] for axis in found.new]
+    return inner, [*sizes[:-1], *new]
+
+
+def _linear_of_each(
+    found: Contraction, x: Node, editor: Editor, like: Node, weights: Weights
+) -> Node:
+    """A linear for each place of the shared axis, and their results as one."""
     (axis,) = found.shared
     at, there = found.left.index(axis), found.right.index(axis)
     right, made = found.right.replace(axis, ""), []
@@ -247,7 +297,7 @@ def _linear(
     y = permuted(x, [found.left.index(axis) for axis in (*kept, *summed)], editor, like)
     if len(summed) > 1:
         y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=like)
-    y = editor.call(aten.linear.default, y, weight, like=like)
+    y = editor.call(aten.linear.default, y, weight, found.bias, like=like)
     if not new:
         y = editor.call(aten.squeeze.dim, y, -1, like=like)
     if len(new) > 1:

@@ -1,20 +1,16 @@
 """Write linears in the forms that backends have kernels for."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes, constant_of
-from pt2e_quant.graph.ops import ADDMM, LINEAR, MATMUL, argument, aten, is_call
-from pt2e_quant.graph.pattern import Match, Op, Var, one_of
+from pt2e_quant.graph.ops import LINEAR, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
-from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+from pt2e_quant.graph.rewrite import Skip
 from pt2e_quant.passes.cleanup.contractions import (
-    BADDBMM,
-    ROWS,
     Contraction,
     Weights,
     einsum_contraction,
@@ -25,47 +21,26 @@ from pt2e_quant.passes.cleanup.contractions import (
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def products_as_linears(gm: GraphModule) -> PassResult:
-    """Write matmul, mm and addmm by a constant matrix as linears: GPT-2's layers are such.
+    """Write products of a value and a constant as linears: GPT-2's layers are such.
 
     Scales of channels and groups then run along the rows of a weight, as those of other layers.
     A view that joins axes for addmm's sake goes behind the linear: what stands before it, such as
     a norm, is then next to the layer.
 
-    Before:  addmm(b, x, w)                            w: [K, N], constant; b: [N], constant
-    After:   linear(x, w.T, b)
-
-    Before:  addmm(b, view(x, [-1, K]), w)
+    Before:  addmm(b, view(x, [-1, K]), w)             w: [K, N], constant; b: [N], constant
     After:   view(linear(x, w.T, b), [-1, N])
+
+    Before:  matmul(w, x)                              w: [S, T], constant; x: [B, T, D]
+    After:   linear(x.permute([0, 2, 1]), w).permute([0, 2, 1])
+
+    Before:  baddbmm(b, x, w)                          w: [H, K, N], constant; x: [H, M, K]
+    After:   cat([linear(x[h : h + 1], w[h].T) for h]) + b
+
+    Before:  tensordot(x, w, [1, 2], [0, 1])           w: [J, K, N], constant
+    After:   linear(x.flatten(1, 2), w.reshape(-1, N).T)
     """
-    weights: dict[str, Node] = {}
-
-    def as_linear(m: Match, editor: Editor) -> Node | Skip:
-        if not m.is_constant("w") or m["w"].meta["val"].dim() != 2:
-            return Skip("its second operand is no constant matrix")
-        if m["x"].meta["val"].dim() < 2:
-            return Skip("its first operand is a vector")
-        bias = m.values.get("b")
-        if bias is not None and not _is_plain_bias(m):
-            return Skip("its bias is no constant vector, or is scaled")
-        weight = constant_of(gm, m["w"])
-        assert weight is not None
-        name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
-        if name not in weights:
-            rows_of_it = weight.t().contiguous()
-            weights[name] = editor.constant(f"{name}{ROWS}", rows_of_it, like=m.anchor)
-        turned = weights[name]
-        if (joined := _joined_rows(m["x"])) is None:
-            return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
-        rows, sizes = joined
-        made = editor.call(aten.linear.default, rows, turned, bias, like=m.anchor)
-        return editor.call(aten.reshape.default, made, [*sizes, weight.shape[1]], like=m.anchor)
-
-    products = one_of(MATMUL, (aten.mm.default,))
-    rules = (
-        Rule("matmul", find=Op(products, Var("x"), Var("w")), build=as_linear),
-        Rule("addmm", find=Op(ADDMM, Var("b"), Var("x"), Var("w")), build=as_linear),
-    )
-    return rewrite(gm, rules)
+    fixed = constant_nodes(gm.graph)
+    return _as_linears(gm, lambda node: product_contraction(gm, node, fixed))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -105,23 +80,6 @@ def einsums_as_linears(gm: GraphModule) -> PassResult:
     return _as_linears(gm, read)
 
 
-@graph_pass(needs=(HAS_VALUES,), gives=())
-def contractions_as_linears(gm: GraphModule) -> PassResult:
-    """Write products of a value and a constant in any other form as linears.
-
-    Before:  matmul(w, x)                                     w: [S, T], constant; x: [B, T, D]
-    After:   linear(x.permute([0, 2, 1]), w).permute([0, 2, 1])
-
-    Before:  baddbmm(b, x, w)                                 w: [H, K, N], constant; x: [H, M, K]
-    After:   cat([linear(x[h : h + 1], w[h].T) for h]) + b
-
-    Before:  tensordot(x, w, [1, 2], [0, 1])                  w: [J, K, N], constant
-    After:   linear(x.flatten(1, 2), w.reshape(-1, N).T)
-    """
-    fixed = constant_nodes(gm.graph)
-    return _as_linears(gm, lambda node: product_contraction(gm, node, fixed))
-
-
 def _as_linears(gm: GraphModule, read: Callable[[Node], Contraction | Skip | None]) -> PassResult:
     editor, notes = Editor(gm), []
     weights: Weights = {}
@@ -130,34 +88,9 @@ def _as_linears(gm: GraphModule, read: Callable[[Node], Contraction | Skip | Non
         if isinstance(found, Skip):
             notes.append(Note(node.name, found.reason, skipped=True))
         elif found is not None:
-            made = linears_of(found, editor, node, weights)
-            if is_call(node, BADDBMM):
-                made = editor.call(aten.add.Tensor, made, argument(node, "self"), like=node)
-            editor.replace(node, made)
+            editor.replace(node, linears_of(found, editor, node, weights))
             notes.append(Note(node.name, "written as a linear"))
     return PassResult(editor.finish(), tuple(notes))
-
-
-def _joined_rows(x: Node) -> tuple[Node, list[Any]] | None:
-    """Return the tensor whose rows a view joins, and the view's leading sizes; None if no view."""
-    if not is_call(x, (aten.view.default, aten.reshape.default)):
-        return None
-    source, sizes = x.args[0], x.args[1]
-    if not isinstance(source, Node) or not isinstance(sizes, (list, tuple)):
-        return None
-    before, after = (n.meta["val"].shape for n in (source, x))
-    if len(before) <= len(after) or before[-1] != after[-1]:
-        return None
-    return source, list(sizes[:-1])
-
-
-def _is_plain_bias(m: Match) -> bool:
-    return (
-        m.is_constant("b")
-        and m["b"].meta["val"].dim() == 1
-        and argument(m.anchor, "beta") == 1
-        and argument(m.anchor, "alpha") == 1
-    )
 
 
 def pad_linears(group_size_of: Callable[[Node], int | None]) -> GraphPass:

@@ -173,6 +173,19 @@ def mutated_roots(graph: Graph) -> frozenset[Node]:
     return frozenset(root for _, root in writers(graph))
 
 
+def is_written(value: Node) -> bool:
+    """True if some node writes the storage of a value, also through its views."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        for user in one.users:
+            if one in writes(user):
+                return True
+            if aliased_argument(user) is one:
+                waiting.append(user)
+    return False
+
+
 def writers(graph: Graph) -> list[tuple[Node, Node]]:
     """Pairs of a writing node and a value whose storage it writes."""
     pairs = [(node, value) for node in graph.nodes for value in writes(node)]

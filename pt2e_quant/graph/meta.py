@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
-from pt2e_quant.graph.alias import mutated_roots, subgraph_of
+from pt2e_quant.graph.alias import is_written, mutated_roots, subgraph_of
 from pt2e_quant.graph.ops import CASTS, FILLS_LIKE, VIEWS, Overloads, is_call
 
 __all__ = [
@@ -280,11 +280,13 @@ def source_constant(node: Node) -> Node | None:
 def constant_of(gm: GraphModule, node: Node) -> Tensor | None:
     """The tensor that a node always holds: a constant, a view, permute or cast of one, or unpacked.
 
-    The result may share storage with the module's own tensor: do not write into it.
+    A buffer that some node writes is none. The result may share storage with the module's own
+    tensor: do not write into it.
     """
     if node.op == "get_attr":
         value = attribute(gm, str(node.target))
-        return value.detach() if isinstance(value, Tensor) else None
+        is_fixed = isinstance(value, Tensor) and not is_written(node)
+        return value.detach() if is_fixed else None
     if not list(_constant_inputs(node)):
         return None
     held: dict[Node, Tensor] = {}

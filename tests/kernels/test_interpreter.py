@@ -9,8 +9,8 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = [str(path) for path in sorted((HERE / "interpreted").glob("test_*.py"))]
-PARTS = 7
-"""So many processes, of about a minute each: one would be the last that all others wait for."""
+PARTS = 14
+"""So many processes, of half a minute each: one would be the last that all others wait for."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -197,6 +197,7 @@ class _Vanishing(nn.Module):
         return nn.functional.pad(self.up(self.conv(x)), (1, 1)).sum(-1)
 
 
+@pytest.mark.slow
 def test_artifact_when_it_stops_at_a_size_then_the_error_names_operator_and_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

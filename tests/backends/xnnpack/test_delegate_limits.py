@@ -207,6 +207,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 def test_conv_transpose_when_a_size_gives_no_element_then_it_gives_none():
     made = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", NOTHING_AT_ONE],

@@ -113,6 +113,7 @@ def _rank(rank, port, queue):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_data_parallel_when_two_ranks_train_in_integers_then_they_agree():
     (_, first, exact_0), (_, second, exact_1) = run_two_ranks(_rank)
     assert first == second

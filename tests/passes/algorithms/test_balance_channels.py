@@ -194,12 +194,12 @@ class SharedNorm(nn.Module):
         return self.second(self.norm(self.first(self.norm(x))))
 
 
-@pytest.mark.parametrize(("model", "expected"), [(WrittenNorm(), 1), (SharedNorm(), 2)])
-def test_factors_when_a_norms_weight_is_written_or_shared_then_a_multiplication(
+@pytest.mark.parametrize(("model", "expected"), [(WrittenNorm(), 0), (SharedNorm(), 2)])
+def test_factors_when_a_norms_weight_is_written_or_shared_then_none_or_a_multiplication(
     program, model, expected
 ):
     found = program(model, (X,)).apply(ALL_DYNAMIC)
-    assert found.targets()["aten.mul.Tensor"] == expected
+    assert found.targets().get("aten.mul.Tensor", 0) == expected
     twin = copy.deepcopy(found.gm)  # of the same buffers before either call writes them
     expected_calls = [copy.deepcopy(model)(X)]
     torch.testing.assert_close([twin(X)], expected_calls, rtol=1e-4, atol=1e-4)

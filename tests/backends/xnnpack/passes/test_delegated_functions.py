@@ -118,6 +118,7 @@ def test_resize_when_its_matrices_are_large_then_left():
     assert [note.text for note in record.notes] == ["its matrices are large"]
 
 
+@pytest.mark.slow
 def test_functions_when_lowered_then_in_the_delegate_at_each_batch(tmp_path):
     torch.manual_seed(0)
     model = Functions().eval()

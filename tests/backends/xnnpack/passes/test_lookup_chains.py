@@ -66,6 +66,7 @@ def _run(lines):
     assert (made.returncode, len(right)) == (0, len(lines)), f"{right}\n{made.stderr[-2000:]}"
 
 
+@pytest.mark.slow
 def test_separate_functions_when_xnnpack_would_fuse_them_wrongly_then_right_results():
     _run(
         [

@@ -13,11 +13,7 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup import contractions
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants
-from pt2e_quant.passes.cleanup.linear_forms import (
-    contractions_as_linears,
-    einsums_as_linears,
-    products_as_linears,
-)
+from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, products_as_linears
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -54,6 +50,11 @@ CONTRACTIONS = {
         Contraction(lambda x, w: torch.baddbmm(w[:, :1], x.flatten(0, 1)[:3], w @ w), 3, 6, 6),
         3,
     ),
+    "a sum with a value": (
+        Contraction(lambda x, w: torch.addmm(x[0, 0, :, :5], x[0, 0], w), 6, 5),
+        1,
+    ),
+    "a sum from the left": (Contraction(lambda x, w: torch.addmm(x[0, 0, 0], w, x[0, 0]), 4, 4), 1),
     "two axes": (Contraction(lambda x, w: torch.tensordot(x, w, [[3, 1], [0, 2]]), 6, 5, 3), 1),
 }
 
@@ -62,11 +63,11 @@ CONTRACTIONS = {
 def test_product_when_of_any_constant_then_a_linear_for_each_matrix(program, name):
     model, count = CONTRACTIONS[name]
     p = program(model, (STEPS,), ({0: Dim("batch", min=1, max=8)},))
-    p.apply(fold_constants, contractions_as_linears, drop_dead_constants)
+    p.apply(fold_constants, products_as_linears, drop_dead_constants)
     targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
     assert targets.count("aten.linear.default") == count
     assert not any("mm" in t or "matmul" in t or "tensordot" in t for t in targets)
-    p.matches().leaves_model_alone().is_idempotent(contractions_as_linears)
+    p.matches().leaves_model_alone().is_idempotent(products_as_linears)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_product_when_of_any_constant_then_a_linear_for_each_matrix(program, nam
 )
 def test_product_when_it_is_no_linear_then_stays_with_the_reason(program, model, reason):
     gm = program(model, (STEPS,)).gm
-    result = contractions_as_linears(gm)
+    result = products_as_linears(gm)
     assert not result.changed
     assert reason in result.notes[0].text
 
@@ -91,7 +92,7 @@ def test_stack_when_its_matrices_are_small_then_it_stays_one_product(
 ):
     monkeypatch.undo()
     model = Contraction(torch.bmm, 3, 128, width)
-    p = program(model, (torch.randn(3, 2, 128),)).apply(contractions_as_linears)
+    p = program(model, (torch.randn(3, 2, 128),)).apply(products_as_linears)
     targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
     assert targets.count("aten.linear.default") == count
     assert targets.count("aten.bmm.default") == (not count)
@@ -113,12 +114,16 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize(
     "product",
-    [lambda x, w: w @ x, lambda x, w: torch.einsum("bmk,nk->bmn", x, w)],
-    ids=["matmul", "einsum"],
+    [
+        lambda x, w: w @ x,
+        lambda x, w: x @ w,
+        lambda x, w: torch.einsum("bmk,nk->bmn", x, w),
+    ],
+    ids=["from the left", "from the right", "einsum"],
 )
 def test_product_when_calls_write_its_matrix_then_it_stays(program, product):
     gm = program(Written(product), (torch.randn(2, 6, 6),)).gm
-    assert not contractions_as_linears(gm).changed
+    assert not products_as_linears(gm).changed
     assert not einsums_as_linears(gm).changed
 
 
@@ -135,7 +140,7 @@ def test_product_when_several_are_of_one_constant_then_they_read_one_weight(prog
             return x
 
     p = program(Loop(), (torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(2)),))
-    p.apply(products_as_linears, contractions_as_linears, drop_dead_constants)
+    p.apply(products_as_linears, drop_dead_constants)
     linears = [n for n in p.gm.graph.nodes if n.target is torch.ops.aten.linear.default]
     assert len(linears) == 3
     assert len({n.args[1] for n in linears}) == 1
@@ -167,7 +172,7 @@ def test_matmul_when_of_any_ranks_and_sizes_then_the_same_values(draws):
 
     value = (w, x)[at]
     gm = torch.export.export(Product(), (value,)).module()
-    run_passes(gm, (strip_guards, contractions_as_linears))
+    run_passes(gm, (strip_guards, products_as_linears))
     torch.testing.assert_close(gm(value), x @ w)
 
 
