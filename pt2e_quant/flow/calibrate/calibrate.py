@@ -1,7 +1,8 @@
 """calibrate: run data through a prepared graph so that its observers see it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
+from pt2e_quant.flow.calibrate.name_stops import find_stop, naming_stops
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs, prepared_state
@@ -43,7 +45,8 @@ def calibrate(
 
     Raises:
         InputError: a batch does not fit the captured graph.
-        CalibrationError: there is no batch, or NaN or infinity came up; names node and batch.
+        CalibrationError: there is no batch, an operator cannot take one, or NaN or infinity came
+            up; names node and batch.
     """
     prepared_state(prepared)
     check_batches(batches)
@@ -57,12 +60,14 @@ def calibrate(
         for count, batch in enumerate(shown, start=1):
             leaves = checked_call(capture, batch, inputs, count - 1)
             given = copied(leaves) if is_writing else leaves
-            outputs = prepared(*capture.positional(given))
+            values = capture.positional(given)
+            with naming_stops(partial(find_stop, prepared, values), count - 1):
+                outputs = prepared(*values)
             # Where the graph writes neither buffers nor inputs, its hook has kept the first call.
             if SAMPLE_KEY not in prepared.meta:
                 prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
             note_ranges(prepared, leaves)
-            _check_finite(watched, count - 1)
+            check_finite(watched, count - 1)
     if count == 0:
         raise CalibrationError(
             "the calibration data is empty: no batch was run",
@@ -100,7 +105,8 @@ def checked_call(capture: Capture, batch: Any, inputs: InputPick | None, index: 
         raise InputError(f"calibration batch {index}: {error.what}", fix=error.fix) from error
 
 
-def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:
+def check_finite(watched: Iterable[tuple[Node, Any]], index: int) -> None:
+    """Raise a CalibrationError for the first observer that saw NaN or infinity in a batch."""
     for node, observer in watched:
         check = getattr(observer, "check_finite", None)
         if check is None:

@@ -20,10 +20,12 @@ from pt2e_quant.flow.calibrate.block_state import BlockState, Progress
 from pt2e_quant.flow.calibrate.calibrate import (
     calibrate,
     check_batches,
+    check_finite,
     checked_call,
     preserve_buffers,
 )
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
+from pt2e_quant.flow.calibrate.name_stops import naming_stops
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_state
@@ -69,7 +71,7 @@ def calibrate_by_block(
 
     Raises:
         InputError: a batch does not fit the captured graph.
-        CalibrationError: there is no batch.
+        CalibrationError: there is no batch, or an operator cannot take one.
         UnsupportedError: the graph has control flow, or resume is given and a file cannot hold the
             graph.
         ConfigError: an algorithm asks for whole calls and has to run before one that does not.
@@ -262,8 +264,7 @@ class _BlockRun:
         with torch.no_grad(), preserve_buffers(self.gm, self._capture):
             for index, live in enumerate(self._live):
                 values = self._start(index, constants | live)
-                for node in nodes:
-                    values[node] = self._compute(node, values, observes=True)
+                self._run(nodes, values, index, observes=True)
                 self._check_finite(nodes, index)
 
     def renew_statistics(self) -> None:
@@ -282,17 +283,15 @@ class _BlockRun:
         with torch.no_grad(), preserve_buffers(self.gm, self._capture):
             for index, live in enumerate(self._live):
                 values = self._start(index, constants | live)
-                for node in nodes:
-                    values[node] = self._compute(node, values, observes=False)
+                self._run(nodes, values, index, observes=False)
                 self._live[index] = {node: values[node] for node in kept}
 
     def float_outputs(self) -> list[Any]:
         """The float model's outputs for the first batch, without observers."""
         with torch.no_grad(), preserve_buffers(self.gm, self._capture):
             values = self._start(0, {})
-            for node in self.gm.graph.nodes:
-                if node.op in ("call_function", "call_module"):
-                    values[node] = self._compute(node, values, observes=None)
+            calls = ("call_function", "call_module")
+            self._run([n for n in self.gm.graph.nodes if n.op in calls], values, 0, observes=None)
             result = next(iter(self.gm.graph.find_nodes(op="output"))).args[0]
             return pytree.tree_leaves(map_arg(result, lambda n: self._value(n, values)))
 
@@ -340,6 +339,14 @@ class _BlockRun:
             return False
         return isinstance(attribute(self.gm, str(node.target)), Statistics)
 
+    def _run(
+        self, nodes: Iterable[Node], values: dict[Node, Any], index: int, *, observes: bool | None
+    ) -> None:
+        """Compute the values of nodes for a batch."""
+        for node in nodes:
+            with naming_stops(node, index):
+                values[node] = self._compute(node, values, observes=observes)
+
     def _compute(self, node: Node, values: dict[Node, Any], *, observes: bool | None) -> Any:
         """The value of a node.
 
@@ -366,15 +373,7 @@ class _BlockRun:
 
     def _check_finite(self, nodes: Sequence[Node], index: int) -> None:
         within = set(nodes)
-        for node, observer in observers_of(self.gm):
-            check = getattr(observer, "check_finite", None)
-            if check is not None and node in within:
-                try:
-                    check()
-                except CalibrationError as error:
-                    raise CalibrationError(
-                        f"calibration batch {index}: {error.what}", node=node, fix=error.fix
-                    ) from error
+        check_finite((pair for pair in observers_of(self.gm) if pair[0] in within), index)
 
 
 def _watchers(end: Node) -> list[Node]:
