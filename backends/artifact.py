@@ -266,7 +266,8 @@ class KnownCalls:
 
     A signature holds everything that the checks depend on: how the arguments are nested and named,
     the shape, dtype, layout and device of every tensor, the value of everything else. A call with
-    containers or tensor types of other libraries is checked every time.
+    containers or tensor types of other libraries is checked every time. Indices into tables are
+    looked at in every call: ExecuTorch ends the process where one is outside.
 
     Args:
         capture: the call that the program was captured with.
@@ -275,6 +276,7 @@ class KnownCalls:
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
         self._plans: dict[Hashable, _Plan] = {}
+        self._has_indices = any(info.indices is not None for info in capture.inputs)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call in placeholder order.
@@ -298,10 +300,12 @@ class KnownCalls:
             if len(self._plans) >= LIMIT:
                 self._plans.clear()
             self._plans[key] = plan
-        if plan.order is None:
-            return leaves
-        leaves += plan.literals
-        return [leaves[at] for at in plan.order]
+        if plan.order is not None:
+            leaves += plan.literals
+            leaves = [leaves[at] for at in plan.order]
+        if self._has_indices:
+            self.capture.check_indices(leaves)
+        return leaves
 
     def _checked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         leaves = self.capture.bind(args, kwargs)

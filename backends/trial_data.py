@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.backends.trial_sizes import Sizes, resize
-from pt2e_quant.core.capture import Capture, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.flow.calibrate.input_ranges import Range
 
@@ -27,7 +28,7 @@ def fresh_call(
     *,
     is_mixed: bool = True,
 ) -> list[Any] | None:
-    """The leaves of a call of given sizes; None if a shape cannot be told.
+    """The leaves of a call of given sizes; None if a shape cannot be told, or no table is so long.
 
     Floats are the sample's, taken round, and mixed with noise inside the range seen; integers are
     drawn from the range seen. What looks like a mask (two values, or one that stands for infinity)
@@ -50,6 +51,8 @@ def fresh_call(
             return None
         if is_mixed and isinstance(value, Tensor) and seen is not None:
             value = _mixed(value, leaf, seen, generator)
+        if not info.takes(value):  # positions that have gone on counting, beyond their table
+            return None
         found.append(value)
     return found
 

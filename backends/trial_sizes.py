@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.export_dims import DimRange
+from pt2e_quant.core.input_info import InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.graph.ops import aten
 

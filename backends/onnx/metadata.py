@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pt2e_quant.backends.onnx.passes.carry_state import StateTensor
 from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_results
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError, InputError
+from pt2e_quant.core.input_info import InputKind
 from pt2e_quant.core.provenance import Provenance, RecordKind, choose_record
 from pt2e_quant.core.provenance_table import to_text
 from pt2e_quant.flow.report.report import FloatRegion, Report

@@ -20,6 +20,7 @@ from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     CatConfig,
     EluConfig,
     GenericNodePartitionerConfig,
+    UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.config.node_configs import BatchNormConfig, PreluConfig
 from executorch.backends.xnnpack.partition.config.xnnpack_config import (
@@ -102,10 +103,28 @@ class JoinsOneTwiceConfig(CatConfig):  # type: ignore[misc]  # executorch ships 
         return bool(self.check_common_constraints(node, ep)) and len(node.args[0]) >= 2  # type: ignore[arg-type]
 
 
+class ResizesAnyBatchConfig(UpsampleBilinear2dConfig):  # type: ignore[misc]  # no types
+    """ExecuTorch's setting for bilinear resizes that also takes any number of images.
+
+    The payload holds the height and the width of the result. ExecuTorch (1.4) asks for a fixed
+    batch as well, and its own operator takes several times as long as XNNPACK's.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """True if the delegate takes a resize."""
+        height_and_width = node.meta["val"].shape[-2:]
+        is_known = all(isinstance(size, int) for size in height_and_width)
+        return is_known and bool(self.check_common_constraints(node, ep))
+
+
 _PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
 """Settings of the operators whose weights XNNPACK packs when it is loaded."""
 
-_OURS = {LinearConfig: WeightOnlyLinearConfig, CatConfig: JoinsOneTwiceConfig}
+_OURS = {
+    LinearConfig: WeightOnlyLinearConfig,
+    CatConfig: JoinsOneTwiceConfig,
+    UpsampleBilinear2dConfig: ResizesAnyBatchConfig,
+}
 """Settings of ExecuTorch's, and what takes their place."""
 
 

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.value_ranges import bound_sympy
 
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.input_info import InputKind
 from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.flow.reexport import first_reader

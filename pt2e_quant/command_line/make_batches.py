@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.command_line.data_file import Data
-from pt2e_quant.core.capture import Capture, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 
 _NUMBERED = re.compile(r"arr_\d+")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pt2e_quant.backends.measure_speed import times_in_turn
 from pt2e_quant.command_line.open_model import RunLeaves
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.input_info import InputKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ every later step can rebuild inputs and dynamic shapes without the user's help.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.export_dims import AUTO, DimRange, derived_dim, dim_of
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.core.tree_specs import (
     dump_spec,
@@ -24,38 +24,6 @@ from pt2e_quant.core.tree_specs import (
     plain_spec,
     shapes_of,
 )
-
-
-class InputKind(StrEnum):
-    """The kind of one leaf of the call's pytree."""
-
-    TENSOR = "tensor"
-    SYMBOL = "symbol"
-    LITERAL = "literal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputInfo:
-    """One leaf of the call's pytree.
-
-    Args:
-        name: the placeholder's name.
-        path: where it stands in the call, for example `x` or `z['q']`.
-        kind: tensor, run-time integer, or a literal the graph was specialised to.
-        shape: sizes of a tensor; a dynamic one is its symbolic expression as text.
-        dtype: of a tensor, for example "float32".
-        device: of a tensor, for example "cpu".
-        value: of a literal; the expression of a run-time integer.
-    """
-
-    name: str
-    path: str
-    kind: InputKind
-    shape: tuple[int | str, ...] = ()
-    dtype: str = ""
-    device: str = "cpu"
-    value: bool | int | float | str | None = None
-
 
 _TRACED_FROM_2 = (
     "export the model again with torch.export.Dim(…, min=1) there; if it was, a slice such as "
@@ -95,7 +63,17 @@ class Capture:
         """
         leaves = self.arrange(args, kwargs or {})
         self._check_leaves(leaves)
+        self.check_indices(leaves)
         return leaves
+
+    def check_indices(self, leaves: Sequence[Any]) -> None:
+        """Refuse values with which an operator would read outside a tensor.
+
+        Raises:
+            InputError: naming the input, its values and those that it may have.
+        """
+        for info, leaf in zip(self.inputs, leaves, strict=True):
+            info.check_indices(leaf)
 
     def arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call in placeholder order; the leaves are not checked.
@@ -322,7 +300,7 @@ class Capture:
                 "arg_names": self.arg_names,
                 "in_spec": dump_spec(self.in_spec),
                 "out_spec": dump_spec(self.out_spec),
-                "inputs": [asdict(i) for i in self.inputs],
+                "inputs": [i.to_json() for i in self.inputs],
                 "dims": {symbol: asdict(limits) for symbol, limits in self.dims.items()},
                 "mutated_buffers": self.mutated_buffers,
                 "state_shapes": self.state_shapes,
@@ -342,10 +320,7 @@ class Capture:
                 arg_names=tuple(data["arg_names"]),
                 in_spec=load_spec(data["in_spec"]),
                 out_spec=load_result_spec(data["out_spec"]),
-                inputs=tuple(
-                    InputInfo(**{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])})
-                    for i in data["inputs"]
-                ),
+                inputs=tuple(map(InputInfo.from_json, data["inputs"])),
                 dims={symbol: DimRange(**limits) for symbol, limits in data["dims"].items()},
                 mutated_buffers=tuple(data["mutated_buffers"]),
                 state_shapes={name: tuple(s) for name, s in data["state_shapes"].items()},

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
-from pt2e_quant.core.capture import Capture, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.export_dims import DimRange
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 
 MaxSizes = Mapping[str, int | Mapping[int, int]]

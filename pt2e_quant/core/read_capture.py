@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.core.capture import Capture, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.export_dims import DimRange
+from pt2e_quant.core.index_ranges import index_range
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 
 CAPTURE_KEY = "pt2e_quant"
@@ -131,6 +133,7 @@ def _read_input(node: Node, path: str, dims: dict[str, DimRange]) -> InputInfo:
             shape=tuple(_read_size(s, dims) for s in value.shape),
             dtype=str(value.dtype).removeprefix("torch."),
             device=str(value.device),
+            indices=index_range(node),
         )
     if isinstance(value, torch.SymInt):
         return InputInfo(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.export_dims import DimRange
+from pt2e_quant.core.input_info import InputKind
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again

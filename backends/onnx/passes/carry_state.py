@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.core.capture import Capture, InputInfo, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.input_info import InputInfo, InputKind
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.alias import written_inputs
 from pt2e_quant.graph.meta import attribute
