@@ -67,9 +67,29 @@ def pads_by_slices(pad: Node) -> bool:
     if pad.target is not aten.pad.default or argument(pad, "mode") not in _EDGES:
         return False
     pads, x = argument(pad, "pad"), pad.all_input_nodes[0].meta["val"]
-    if not all(isinstance(size, int) for size in (*pads, *x.shape)):
+    padded = x.shape[x.dim() - len(pads) // 2 :]
+    if not all(isinstance(size, int) for size in (*pads, *padded)):
         return False
     return bool(0 <= min(pads) and max(pads) <= _WIDEST_EDGE)
+
+
+def slices_neighbours(call: Node) -> bool:
+    """True for a slice of known length that the delegate has, of ATen or of the edge program.
+
+    Of the other dimensions it takes all, whatever their sizes.
+    """
+    given: tuple[Any, ...] = (*call.args[1:], *_SLICE_DEFAULTS[len(call.args) - 1 :])
+    dim, start, _, step = given
+    before, after = (n.meta["val"].shape for n in (call.all_input_nodes[0], call))
+    if step != 1 or not isinstance(start or 0, int) or not isinstance(after[dim], int):
+        return False
+    if not isinstance(before[dim], int) and (start or 0) < 0:
+        return False  # its place among the rows is not known
+    return all(size != 0 for size in (*before, *after) if isinstance(size, int))
+
+
+_SLICE_DEFAULTS = (0, None, None, 1)
+"""Of the arguments behind the tensor: dimension, start, end and step."""
 
 
 def _names(node: Node) -> set[str]:

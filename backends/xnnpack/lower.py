@@ -109,6 +109,7 @@ from pt2e_quant.backends.xnnpack.sizes import (
     refuse_unbounded,
     start_small,
 )
+from pt2e_quant.backends.xnnpack.slices import slices_of_any_batch
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import UnsupportedError
@@ -325,6 +326,7 @@ def _to_pte(
         quick_decompositions(),
         decompose_once(),
         resizing_loops(),
+        slices_of_any_batch(),
         start_small(ranges),
     ):
         # ExecuTorch's own warnings about its own code; nothing a user can change.

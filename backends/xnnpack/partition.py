@@ -20,6 +20,7 @@ from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     CatConfig,
     EluConfig,
     GenericNodePartitionerConfig,
+    SliceCopyConfig,
     UpsampleBilinear2dConfig,
 )
 from executorch.backends.xnnpack.partition.config.node_configs import BatchNormConfig, PreluConfig
@@ -39,6 +40,7 @@ from torch.fx import Node
 
 from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
+from pt2e_quant.backends.xnnpack.slices import AnyBatchSliceConfig
 
 __all__ = []
 
@@ -123,6 +125,7 @@ _PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
 _OURS = {
     LinearConfig: WeightOnlyLinearConfig,
     CatConfig: JoinsOneTwiceConfig,
+    SliceCopyConfig: AnyBatchSliceConfig,
     UpsampleBilinear2dConfig: ResizesAnyBatchConfig,
 }
 """Settings of ExecuTorch's, and what takes their place."""

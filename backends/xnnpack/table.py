@@ -170,7 +170,9 @@ _POOLS = (
 _MOVES = (
     _join("cat", ops.CAT, "Concatenate"),
     _join("stack", ops.STACK, _OUTSIDE),
-    _moves("slice", ops.SLICE, "StaticSlice", note=f"dynamic shapes or a step: {_OUTSIDE}"),
+    _moves(
+        "slice", ops.SLICE, "StaticSlice", note=f"of a dynamic length or with a step: {_OUTSIDE}"
+    ),
     _moves("select", (aten.select.int,), "StaticSlice, StaticReshape"),
     _moves(
         "reshape",

@@ -87,16 +87,14 @@ class _Part:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def selections_as_products(gm: GraphModule) -> PassResult:
-    """Write joined slices of one tensor's last axis as a linear: of dynamic sizes, or with a step.
+    """Write joined slices of one tensor's last axis that have a step as a linear.
 
-    Rotary embeddings rotate halves or pairs so. XNNPACK slices neighbours of known sizes alone, and
-    a slice left outside cuts the delegate; a small product stays inside. Values are the same to the
-    last bit: each sum has one term that is not 0 (infinities become NaN).
-
-    Before:  cat([neg(slice(x, -1, 16, 32)), slice(x, -1, 0, 16)], -1)
-    After:   linear(x, rows), rows [32, 32] of 0, 1 and -1
+    Rotary embeddings rotate pairs so. XNNPACK slices neighbours alone, and a slice outside cuts
+    the delegate; a small product stays inside. Values are the same to the last bit: each sum has
+    one term that is not 0 (infinities become NaN).
 
     Before:  view(stack([neg(slice(x, -1, 1, 32, 2)), slice(x, -1, 0, 32, 2)], -1), [2, 32])
+    After:   linear(x, rows), rows [32, 32] of 0, 1 and -1
     """
     editor = Editor(gm)
     notes = []
@@ -136,21 +134,19 @@ def _pairs(view: Node) -> list[_Part] | None:
 def _parts(join: Node) -> list[_Part] | None:
     """The parts of one float32 tensor that a cat or stack joins in the last axis.
 
-    None where the delegate has slices for them.
+    None where the delegate has slices for them: where none has a step.
     """
     value, tensors = join.meta["val"], argument(join, "tensors")
     if argument(join, "dim") % value.dim() != value.dim() - 1 or value.dtype is not torch.float32:
         return None
     parts = [_part(t) for t in tensors]
     found = [p for p in parts if p is not None]
-    if len(found) < len(parts):
+    if len(found) < len(parts) or all(p.values.step == 1 for p in found):
         return None
     source = found[0].source
-    shape = source.meta["val"].shape
-    is_sliced = all(isinstance(s, int) for s in shape) and all(p.values.step == 1 for p in found)
-    if any(p.source is not source for p in found) or is_sliced:
+    if any(p.source is not source for p in found):
         return None
-    return found if shape[-1] <= _WIDEST else None
+    return found if source.meta["val"].shape[-1] <= _WIDEST else None
 
 
 def _part(node: Node) -> _Part | None:

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from pt2e_quant.backends.target.float_retries import fallback_of, is_left_plain
 from pt2e_quant.backends.target.requantize_between import between, own_dequantize, sole_quantize
-from pt2e_quant.backends.xnnpack.conditions import pads_by_slices
+from pt2e_quant.backends.xnnpack.conditions import pads_by_slices, slices_neighbours
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view_shape
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
@@ -381,12 +381,8 @@ def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
 
 def delegate_moves(call: Node) -> bool:
     """True if the delegate has this data movement in integers, in the form that stands here."""
-    value = call.meta["val"]
     if is_call(call, SLICE):
-        source = call.args[0]
-        assert isinstance(source, Node)
-        sizes = (*source.meta["val"].shape, *value.shape)
-        return argument(call, "step") == 1 and all(isinstance(s, int) for s in sizes)
+        return slices_neighbours(call)
     if call.target is aten.view.default:
         shape: Any = call.args[1]
         return all(isinstance(s, int) for s in shape)

@@ -99,13 +99,6 @@ def test_mean_when_it_is_another_then_kept(body, reason):  # type: ignore[no-unt
     assert [n for n in result.notes if n.skipped and reason in n.text]
 
 
-@pytest.mark.parametrize("body", [rotated, lambda x: torch.cat([x, x], -1)])
-def test_selection_when_sizes_are_dynamic_then_a_product_equal_to_the_bit(body):  # type: ignore[no-untyped-def]
-    gm = captured(Body(body), torch.randn(2, 5, 24))
-    assert applied(gm, selections_as_products, torch.randn(2, 9, 24), exact=True).changed
-    assert targets(gm) == ["aten.linear.default"]
-
-
 def paired(x):  # type: ignore[no-untyped-def]
     return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
 
@@ -124,7 +117,9 @@ def test_selection_when_it_has_a_step_then_a_product_equal_to_the_bit(body, dim)
 @pytest.mark.parametrize(
     ("body", "dim"),
     [
-        (rotated, None),  # static sizes: the delegate slices
+        (rotated, None),  # without a step: the delegate slices
+        (rotated, 1),
+        (lambda x: torch.cat([x, x], -1), 1),
         (lambda x: torch.stack([x[..., 1::2], x[..., ::2]], -2).flatten(-2), 1),
         (lambda x: torch.stack([x[..., 1::2], x[..., ::2]], -1).flatten(0, 1), 1),
         (lambda x: torch.cat([x[..., :4], (x + 1)[..., :4]], -1), 1),
