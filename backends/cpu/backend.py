@@ -12,6 +12,7 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 
@@ -54,7 +55,7 @@ BACKEND = CpuBackend(
     lowering=lambda: LOWERING,
     policy=policy_of(REGISTRY),
     options={"registry": REGISTRY},
-    transforms=(products_as_linears, activate_before_moves),
+    transforms=(einsums_as_products, products_as_linears, activate_before_moves),
     recurrent=recurrent_form,
     computes_in=(torch.float32,),
 )

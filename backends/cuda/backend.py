@@ -26,6 +26,7 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
@@ -121,6 +122,6 @@ BACKEND = CudaBackend(
     loads_allowed=True,
     caution="experimental: not yet measured on a GPU",
     options={"registry": REGISTRY},
-    transforms=(products_as_linears, activate_before_moves),
+    transforms=(einsums_as_products, products_as_linears, activate_before_moves),
     computes_in=(torch.float32, torch.bfloat16, torch.float16),
 )

@@ -45,6 +45,7 @@ from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
@@ -59,7 +60,7 @@ INT8 = Scheme(
 """uint8 activations: ONNX Runtime on x86 runs them about five times faster than int8 ones."""
 
 _EMBEDDING_ROWS = Scheme(name="w8", input=None, output=None, weight=INT8_WEIGHT_ROWS)
-_ATTENTION = (decompose_attention, remove_noop_expand)
+_ATTENTION = (decompose_attention, einsums_as_products, remove_noop_expand)
 
 
 _TABLES = (

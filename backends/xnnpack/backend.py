@@ -16,6 +16,7 @@ from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.experts_as_linears import experts_as_linears
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
@@ -47,6 +48,7 @@ BACKEND = Backend(
         blocks_as_permutes,
         split_as_slices,
         unbind_as_selects,
+        einsums_as_products,
         products_as_linears,
         broadcast_expanded,
         simplify_for_table,

@@ -15,10 +15,6 @@ _WIDEST_EDGE = 8
 """Each row of an edge is a slice."""
 
 
-def _is_dynamic(node: Node) -> bool:
-    return any(not isinstance(s, int) for s in node.meta["val"].shape)
-
-
 def _one_group(m: Match) -> bool:
     return bool(m.arg("op", "groups") == 1)
 
@@ -30,7 +26,7 @@ def _ends_within_a_stride(m: Match) -> bool:
 
 
 def _no_ceil(m: Match) -> bool:
-    return not (m.arg("op", "ceil_mode") and _is_dynamic(m.anchor))
+    return has_known_image(m.node("x")) or not m.arg("op", "ceil_mode")
 
 
 def _stride_fits(m: Match) -> bool:
@@ -60,6 +56,11 @@ def _pads_in_integers(m: Match) -> bool:
         and argument(op, "value") in (None, 0, 0.0)
         and all(isinstance(p, int) and p >= 0 for p in pads)
     )
+
+
+def has_known_image(node: Node) -> bool:
+    """True if the height and the width of an image are known; the batch may be dynamic."""
+    return all(isinstance(size, int) for size in node.meta["val"].shape[-2:])
 
 
 def pads_by_slices(pad: Node) -> bool:
@@ -130,7 +131,7 @@ ENDS_WITHIN_A_STRIDE = Constraint(
     text="an output padding smaller than the stride", holds=_ends_within_a_stride
 )
 WEIGHT_IS_MATRIX = Constraint(text="a weight (N, K)", holds=lambda m: rank_of(m["w"]) == 2)
-NO_CEIL_IF_DYNAMIC = Constraint(text="no ceil_mode with dynamic shapes", holds=_no_ceil)
+NO_CEIL_IF_DYNAMIC = Constraint(text="no ceil_mode with a dynamic height or width", holds=_no_ceil)
 STRIDE_FITS_KERNEL = Constraint(
     text="a batched input, and a stride no larger than the kernel", holds=_stride_fits
 )

@@ -20,6 +20,7 @@ from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     CatConfig,
     EluConfig,
     GenericNodePartitionerConfig,
+    MaxPool2dConfig,
     SliceCopyConfig,
     UpsampleBilinear2dConfig,
 )
@@ -39,6 +40,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
+from pt2e_quant.backends.xnnpack.conditions import has_known_image
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 from pt2e_quant.backends.xnnpack.slices import AnyBatchSliceConfig
 
@@ -114,10 +116,26 @@ class ResizesAnyBatchConfig(UpsampleBilinear2dConfig):  # type: ignore[misc]  # 
 
     def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
         """True if the delegate takes a resize."""
-        height_and_width = node.meta["val"].shape[-2:]
-        is_known = all(isinstance(size, int) for size in height_and_width)
-        return is_known and bool(self.check_common_constraints(node, ep))
+        return has_known_image(node) and bool(self.check_common_constraints(node, ep))
 
+
+class PoolsAnyBatchConfig(MaxPool2dConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for max pools that rounds sizes up for any number of images.
+
+    The payload has the padding that this takes, which the height and the width decide.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """True if the delegate takes a pool."""
+        kernel, stride, is_ceil = (_argument(node, at, default) for at, default in _POOL_ARGUMENTS)
+        if is_ceil and not has_known_image(node.all_input_nodes[0]):
+            return False
+        is_near = all(step <= size for step, size in zip(stride, kernel, strict=True))
+        return is_near and bool(self.check_common_constraints(node, ep))
+
+
+_POOL_ARGUMENTS = ((1, ()), (2, ()), (5, False))
+"""Kernel, stride and whether sizes are rounded up: positions and defaults."""
 
 _PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
 """Settings of the operators whose weights XNNPACK packs when it is loaded."""
@@ -125,6 +143,7 @@ _PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
 _OURS = {
     LinearConfig: WeightOnlyLinearConfig,
     CatConfig: JoinsOneTwiceConfig,
+    MaxPool2dConfig: PoolsAnyBatchConfig,
     SliceCopyConfig: AnyBatchSliceConfig,
     UpsampleBilinear2dConfig: ResizesAnyBatchConfig,
 }

@@ -110,14 +110,3 @@ def test_slice_when_drawn_then_as_in_float_at_each_size(data):
     for batch in (1, 6, 3):
         call = noise(batch, *sizes[1:], seed=batch)
         assert as_its_graph(artifact, (call,), artifact.run(call))
-
-
-@pytest.mark.parametrize("corners", [False, True])
-def test_bilinear_resize_when_the_batch_is_dynamic_then_in_the_delegate_and_right(corners):
-    resize = nn.Upsample(scale_factor=2.0, mode="bilinear", align_corners=corners)
-    model, x = Sliced(lambda x: resize(x[:, :4]), images=True), noise(2, 3, 6, 7)
-    artifact = lowered(model, x, {"x": {0: Dim("batch", min=1, max=8)}}, "int8")
-    assert artifact.contents().kernels == {}
-    for batch in (2, 8, 1, 5):
-        call = noise(batch, 3, 6, 7, seed=batch)
-        assert as_its_graph(artifact, (call,), artifact.run(call))

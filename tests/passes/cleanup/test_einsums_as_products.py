@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from benchmarks.measure import sqnr_db
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.einsums_as_products import einsums_as_products
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
@@ -70,3 +71,41 @@ def test_attention_of_einsums_when_int_only_then_no_island():
     assert pq.audit(quantized).islands == ()
     expected = quantized(batches[0])
     assert (pq.integer_reference(quantized)(batches[0]) - expected).abs().max() < 0.05
+
+
+class Heads(nn.Module):
+    """Attention as einsums, as many models spell it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) * 8**-0.5
+        y = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
+def test_einsums_when_a_backend_lowers_them_then_products_for_any_batch(backend):
+    x = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(1))
+    artifact = pq.quantize(
+        Heads().eval(),
+        (x,),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},),
+        calibration_data=[(x,)],
+        backend=pq.backends.get(backend).allowing_slower(),
+        progress=False,
+    )
+    assert "einsum" not in str(artifact.quantized.graph)
+    assert not any("insum" in name for name in artifact.report.float_ops)
+    if backend == "xnnpack":
+        assert not artifact.contents().kernels
+        assert len(artifact.contents().delegates) == 1
+    for batch in (2, 8, 1):
+        call = torch.randn(batch, 10, 32, generator=torch.Generator().manual_seed(batch))
+        with torch.no_grad():
+            expected = artifact.quantized(call)
+        assert sqnr_db([expected], [artifact.run(call)]) > 30
