@@ -1,7 +1,7 @@
 """Sums of products of a value and a constant over some of their axes, as linears."""
 
 import string
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -78,18 +78,16 @@ class Contraction:
         return [a for a in self.right if a not in self.left]
 
 
-def einsum_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contraction | Skip:
-    """Read an einsum; the reason if it is none of a value and a constant, summed over both.
-
-    `fixed` are the nodes whose values are constants: a buffer that calls write is none.
-    """
+def einsum_contraction(gm: GraphModule, node: Node) -> Contraction | Skip:
+    """Read an einsum; the reason if it is none of a value and a constant, summed over both."""
     terms = einsum_terms(node)
     if isinstance(terms, Skip):
         return terms
-    return _contraction(gm, argument(node, "tensors"), terms, fixed)
+    operands: Sequence[Node] = argument(node, "tensors")
+    return _contraction(operands, [constant_of(gm, n) for n in operands], terms)
 
 
-def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contraction | Skip | None:
+def product_contraction(gm: GraphModule, node: Node) -> Contraction | Skip | None:
     """Read a matrix product or a tensordot of a constant as an einsum; None if it is neither."""
     operands: Sequence[Node]
     if is_call(node, (aten.tensordot.default,)):
@@ -101,24 +99,26 @@ def product_contraction(gm: GraphModule, node: Node, fixed: Set[Node]) -> Contra
         terms = _matmul_terms([n.meta["val"].dim() for n in operands])
     else:
         return None
-    if not any(operand in fixed for operand in operands):
+    held = [constant_of(gm, operand) for operand in operands]
+    if all(value is None for value in held):
         return None
-    found = _contraction(gm, operands, terms, fixed)
+    found = _contraction(operands, held, terms)
     if isinstance(found, Skip) or not is_call(node, _ADDING):
         return found
     if (argument(node, "beta"), argument(node, "alpha")) != (1, 1):
         return Skip("its product or its sum is scaled")
     added = argument(node, "self")
-    is_bias = added in fixed and [*added.meta["val"].shape] == [node.meta["val"].shape[-1]]
-    if is_bias and not found.shared and found.new == [found.result[-1]]:
+    is_vector = [*added.meta["val"].shape] == [node.meta["val"].shape[-1]]
+    is_bias = is_vector and not found.shared and found.new == [found.result[-1]]
+    if is_bias and constant_of(gm, added) is not None:
         return replace(found, bias=added)
     return replace(found, added=added)
 
 
 def _contraction(
-    gm: GraphModule, operands: Sequence[Node], terms: list[str], fixed: Set[Node]
+    operands: Sequence[Node], held: Sequence[Tensor | None], terms: list[str]
 ) -> Contraction | Skip:
-    held = [constant_of(gm, n) if n in fixed else None for n in operands]
+    """Read a product, whose constant operands hold these; the reason if it is no contraction."""
     if sum(value is None for value in held) != 1:
         return Skip("its operands are no value and a constant")
     at = 0 if held[0] is None else 1

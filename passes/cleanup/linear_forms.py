@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_nodes, constant_of
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import LINEAR, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Skip
@@ -39,8 +39,7 @@ def products_as_linears(gm: GraphModule) -> PassResult:
     Before:  tensordot(x, w, [1, 2], [0, 1])           w: [J, K, N], constant
     After:   linear(x.flatten(1, 2), w.reshape(-1, N).T)
     """
-    fixed = constant_nodes(gm.graph)
-    return _as_linears(gm, lambda node: product_contraction(gm, node, fixed))
+    return _as_linears(gm, lambda node: product_contraction(gm, node))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -71,11 +70,9 @@ def einsums_as_linears(gm: GraphModule) -> PassResult:
     Before:  einsum("btd,hde->bhte", x, w)                    w: [H, D, E], constant
     After:   linear(x, w').unflatten(-1, [H, E]).permute(…)   w': [H * E, D]
     """
-    fixed = constant_nodes(gm.graph)
 
     def read(node: Node) -> Contraction | Skip | None:
-        is_einsum = is_call(node, (aten.einsum.default,))
-        return einsum_contraction(gm, node, fixed) if is_einsum else None
+        return einsum_contraction(gm, node) if is_call(node, (aten.einsum.default,)) else None
 
     return _as_linears(gm, read)
 
