@@ -84,8 +84,9 @@ def slices_neighbours(call: Node) -> bool:
     before, after = (n.meta["val"].shape for n in (call.all_input_nodes[0], call))
     if step != 1 or not isinstance(start or 0, int) or not isinstance(after[dim], int):
         return False
-    if not isinstance(before[dim], int) and (start or 0) < 0:
-        return False  # its place among the rows is not known
+    # ExecuTorch (1.4) adds the size to a negative start, and the payload has no sign.
+    if (start or 0) < 0 and not (isinstance(before[dim], int) and start >= -before[dim]):
+        return False
     return all(size != 0 for size in (*before, *after) if isinstance(size, int))
 
 

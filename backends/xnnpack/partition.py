@@ -324,13 +324,6 @@ def _pads_with_a_number(node: Node) -> bool:
     return math.isfinite(_argument(node, 2, 0) or 0)
 
 
-def _starts_inside(node: Node) -> bool:
-    """ExecuTorch (1.4) adds the size to a negative start, and the payload has no sign."""
-    dim, start = _argument(node, 1, 0), _argument(node, 2, 0) or 0
-    size = node.all_input_nodes[0].meta["val"].shape[dim]
-    return not isinstance(start, int) or not isinstance(size, int) or start >= -size
-
-
 def _resizes_by_sizes(node: Node) -> bool:
     """The delegate divides the sizes; ATen takes the scales given, unless corners are aligned."""
     scales = _argument(node, 3, None)
@@ -350,7 +343,6 @@ _HOLDS: Mapping[str, Callable[[Node], bool]] = {
     "max_pool2d.default": _is_image,
     "prelu.default": _is_image,
     "quantize_per_tensor.default": _has_dimensions,
-    "slice_copy.Tensor": _starts_inside,
     "unsqueeze_copy.default": _has_one_dynamic_size,
     "upsample_bilinear2d.vec": _resizes_by_sizes,
 }
