@@ -1,16 +1,26 @@
 """Chromium without a window: opens a page, and tells what it shows and what it complains of."""
 
-import html
+import importlib.util
 import json
-import re
-import shutil
+import os
 import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium to open pages with")
+
+def starts():
+    """Whether Qt's Chromium is here, with the system's libraries that it loads."""
+    if importlib.util.find_spec("PySide6") is None:
+        return False
+    command = [sys.executable, "-c", "import PySide6.QtWebEngineWidgets"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+needs_browser = pytest.mark.skipif(
+    not starts(), reason="no Chromium to open pages with: pip install 'pt2e-quant[browser]'"
+)
 
 
 @dataclass(frozen=True)
@@ -20,40 +30,28 @@ class Opened:
     Args:
         dom: its HTML.
         complaints: lines of the console.
+        answer: what the script returned that it was asked.
     """
 
     dom: str
     complaints: list[str]
+    answer: object
 
 
-FRAME = """<!doctype html><body><iframe src="{name}" width="{width}" height="{height}"></iframe>
-<script>
-onmessage = (told) => {{ document.body.dataset.found = JSON.stringify(told.data); }};
-</script>
-"""
+def open_page(path, *, width, height=2400, dark=False, script="", picture=None):
+    """Open a page in a view of this size (CSS pixels), and run a script when all is drawn.
 
-
-def ask_page(path, folder, *, width, height, script):
-    """What a script returns that runs in a page when all of it has been shown.
-
-    The page is in a frame, whose width can be a phone's: a window of Chromium cannot.
+    Args:
+        script: the body of a JavaScript function; what it returns is the answer.
+        picture: where to write what the view shows, as a PNG.
     """
-    asked = path.with_name("asked.html")
-    told = f"<script>parent.postMessage((() => {{ {script} }})(), '*')</script>"
-    asked.write_text(path.read_text().replace("</body>", f"{told}</body>"))
-    frame = path.with_name("frame.html")
-    frame.write_text(FRAME.format(name=asked.name, width=width, height=height))
-    found = open_page(frame, folder, width=width + 50, height=height + 50)
-    assert found.complaints == []
-    return json.loads(html.unescape(re.search(r'data-found="([^"]*)"', found.dom)[1]))
-
-
-def open_page(path, folder, *, width, height=2400, dark=False):
-    """Open a page; the browser's clock runs ahead until all is drawn."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={folder}", f"--window-size={width},{height}", "--dump-dom"]
-    command += ["--virtual-time-budget=60000", path.as_uri()]
+    order = dict(url=path.as_uri(), width=width, height=height, script=script)
+    if picture is not None:
+        order["picture"] = str(picture)
+    flags = "--no-sandbox --disable-gpu"
     if dark:
-        command.insert(1, "--blink-settings=preferredColorScheme=0")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return Opened(done.stdout, re.findall(r".*CONSOLE.*", done.stderr))
+        flags += " --blink-settings=preferredColorScheme=0"
+    env = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "QTWEBENGINE_CHROMIUM_FLAGS": flags}
+    command = [sys.executable, "-m", "tests.open_in_browser", json.dumps(order)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+    return Opened(**json.loads(done.stdout))

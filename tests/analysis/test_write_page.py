@@ -7,7 +7,7 @@ from benchmarks.models import resnet50
 from pt2e_quant.core.errors import ConfigError
 from tests.analysis.outlier_transformer import POOR, transformer
 from tests.analysis.outlier_transformer import batches as outlier_batches
-from tests.headless_browser import ask_page, needs_browser, open_page
+from tests.headless_browser import needs_browser, open_page
 
 pytestmark = pytest.mark.usefixtures("integers_everywhere")
 
@@ -95,7 +95,7 @@ def test_write_page_when_given_the_float_model_then_compares_with_it(artifact, m
 def test_write_page_when_opened_then_every_figure_is_drawn(artifact, tmp_path, width, dark):
     path = tmp_path / "page.html"
     pq.write_page(path, artifact, [torch.randn(2, 3, 8, 8)])
-    found = open_page(path, tmp_path / "browser", width=width, height=6000, dark=dark)
+    found = open_page(path, width=width, height=6000, dark=dark)
     assert found.complaints == []
     assert found.dom.count('data-drawn="yes"') == 4
 
@@ -111,6 +111,13 @@ return {
 """
 
 
+def ask(path, *, width, height):
+    """Where the tenth row of a page's first table is, in a view of this size."""
+    opened = open_page(path, width=width, height=height, script=TENTH_ROW)
+    assert opened.complaints == []
+    return opened.answer
+
+
 @needs_browser
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)], ids=["desktop", "phone"])
 def test_write_page_when_opened_then_the_ten_worst_tensors_are_seen_at_once(
@@ -119,7 +126,7 @@ def test_write_page_when_opened_then_the_ten_worst_tensors_are_seen_at_once(
     artifact, program, x = deep
     path = tmp_path / "page.html"
     pq.write_page(path, artifact, [x], reference=program)
-    found = ask_page(path, tmp_path / "browser", width=width, height=height, script=TENTH_ROW)
+    found = ask(path, width=width, height=height)
     assert (found["title"], found["rows"]) == ("Which tensors hurt most", 10)
     assert found["bottom"] <= height
     assert not found["sideways"]
@@ -159,7 +166,7 @@ def test_write_page_when_of_a_resnet50_then_small_soon_open_and_it_answers_at_on
     pq.write_page(path, artifact, [x], reference=program)
     assert path.stat().st_size < 5_000_000
     for width, height in ((1280, 720), (390, 844)):
-        found = ask_page(path, tmp_path / "browser", width=width, height=height, script=TENTH_ROW)
+        found = ask(path, width=width, height=height)
         assert (found["title"], found["rows"]) == ("Which tensors hurt most", 10)
         assert found["bottom"] <= height
         assert not found["sideways"]

@@ -69,7 +69,7 @@ def test_notebook_html_when_shown_then_first_rows_in_the_order_of_the_table():
 def test_page_when_opened_then_draws_without_a_complaint(tmp_path, width):
     path = tmp_path / "page.html"
     write_page(path, "t", SECTIONS)
-    found = open_page(path, tmp_path / "browser", width=width)
+    found = open_page(path, width=width)
     assert found.complaints == []
     assert found.dom.count('data-drawn="yes"') == 1
     assert found.dom.count("<option") == 2
