@@ -74,7 +74,10 @@ def unpack_pairs(pairs: Tensor) -> Tensor:
 
 
 def _pack(pairs: Tensor) -> Tensor:
-    codes = unpack_pairs(pairs)
+    return _pack_codes(unpack_pairs(pairs))
+
+
+def _pack_codes(codes: Tensor) -> Tensor:
     padded = aten.constant_pad_nd.default(codes, [0, 0, 0, -codes.shape[0] % _TILE])
     made: Tensor = aten._convert_weight_to_int4pack_for_cpu.default(
         aten.to.dtype(padded, torch.int32), 1
@@ -85,6 +88,11 @@ def _pack(pairs: Tensor) -> Tensor:
 def _fake_pack(pairs: Tensor) -> Tensor:
     columns, half = pairs.shape
     return pairs.new_empty((columns + -columns % _TILE, half))
+
+
+def _fake_pack_codes(codes: Tensor) -> Tensor:
+    columns, depth = codes.shape
+    return codes.new_empty((columns + -columns % _TILE, depth // 2))
 
 
 def linear_of_int4(
@@ -114,6 +122,9 @@ def linear_of_int4(
 _LIBRARY.define("pack_int4_linear(Tensor pairs) -> Tensor")  # type: ignore[no-untyped-call]
 torch.library.impl(_LIBRARY, "pack_int4_linear", "CompositeExplicitAutograd")(_pack)
 torch.library.register_fake("pt2e_quant::pack_int4_linear", lib=_LIBRARY)(_fake_pack)
+_LIBRARY.define("pack_int4_codes(Tensor codes) -> Tensor")  # type: ignore[no-untyped-call]
+torch.library.impl(_LIBRARY, "pack_int4_codes", "CompositeExplicitAutograd")(_pack_codes)
+torch.library.register_fake("pt2e_quant::pack_int4_codes", lib=_LIBRARY)(_fake_pack_codes)
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "linear_of_int4(Tensor x, Tensor packed, int group_size, Tensor scales, int columns, "
     "Tensor? bias=None) -> Tensor"
@@ -126,6 +137,8 @@ PackInt4: Any = torch.ops.pt2e_quant.pack_int4_linear.default
 
 N is filled up to sixteens.
 """
+PackInt4Codes: Any = torch.ops.pt2e_quant.pack_int4_codes.default
+"""The same of codes that are not in pairs: uint8[N, K]."""
 LinearOfInt4: Any = torch.ops.pt2e_quant.linear_of_int4.default
 """y = x @ W.t() + bias within `error_bound`, with W = (code - zero_point) * scale.
 

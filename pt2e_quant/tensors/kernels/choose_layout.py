@@ -8,11 +8,17 @@ from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 def layouts_with_kernels(tensor: QuantizedTensor) -> list[str]:
     """The layouts that take a weight and have a kernel for linears with it, where it is."""
     plain = tensor.form.with_layout("plain")
+    device = tensor.device.type
+    # Looking a form up takes longer than both of these.
+    served = {
+        kernel.layout for kernel in KERNELS if (kernel.op, kernel.device) == ("linear", device)
+    }
     found = []
     for name, layout in LAYOUTS.items():
+        if name not in served or layout.refusal(plain):
+            continue
         form = plain.with_layout(name)
-        kernel = find_kernel("linear", form, tensor.device.type, tensor.dtype)
-        if kernel is not None and not layout.refusal(plain):
+        if find_kernel("linear", form, device, tensor.dtype) is not None:
             found.append(name)
     return found
 

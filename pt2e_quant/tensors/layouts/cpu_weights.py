@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.granularity import PerChannel, PerGroup
-from pt2e_quant.core.packing import pack
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.int4_linear.cpu_tiles import UnpackInt4
-from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
+from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4Codes, scales_and_zeros
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
@@ -21,7 +20,7 @@ _GROUPS = (32, 64, 128, 256)
 
 
 class Int4Rows(Layout):
-    """`tiles`, `PackInt4` of the codes, and `scales_and_zeros` in bfloat16.
+    """`tiles`, `PackInt4Codes` of the codes, and `scales_and_zeros` in bfloat16.
 
     Scales kept in bfloat16 are read back from `scales_and_zeros`; float32 ones stay beside it. The
     operator permutes codes, in an order of its CPU: packing four bits of each place tells it.
@@ -53,7 +52,7 @@ class Int4Rows(Layout):
         if parts["scale"].dtype is not torch.bfloat16:
             made |= {n: parts[n] for n in ("scale", "zero_point") if n in parts}
         return made | {
-            "tiles": PackInt4(pack(codes, UINT4)),
+            "tiles": PackInt4Codes(codes),
             "scales_and_zeros": scales_and_zeros(parts["scale"].float(), zeros),
         }
 

@@ -12,6 +12,7 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import (
     UINT4,
     LinearOfInt4,
     PackInt4,
+    PackInt4Codes,
     error_bound,
     scales_and_zeros,
 )
@@ -85,3 +86,14 @@ def test_operator_when_run_on_fake_tensors_then_has_the_results_shape_and_dtype(
         both = scales_and_zeros(torch.empty(20, 2), None)
         made = LinearOfInt4(torch.empty(2, 1, 64), packed, 32, both, 20, torch.empty(20))
     assert (made.shape, made.dtype) == ((2, 1, 20), torch.float32)
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), columns=COLUMNS, depth=st.sampled_from([32, 96]))
+def test_pack_codes_when_not_in_pairs_then_as_those_in_pairs(data, columns, depth):
+    codes = data.draw(integers((columns, depth), 0, 15, torch.uint8))
+    found = PackInt4Codes(codes)
+    assert torch.equal(found, PackInt4(pack(codes, UINT4)))
+    with FakeTensorMode():
+        fake = PackInt4Codes(torch.empty(columns, depth, dtype=torch.uint8))
+    assert (fake.shape, fake.dtype) == (found.shape, found.dtype)
