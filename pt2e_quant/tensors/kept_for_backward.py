@@ -18,10 +18,13 @@ _MAY_BE_ITSELF = frozenset(
 )
 """Methods whose result may be the tensor itself or knows it, and copies; they keep no values."""
 _NO_TENSOR = frozenset(
-    "dim ndimension size numel nelement stride is_floating_point is_complex is_signed"
-    " is_contiguous element_size storage_offset get_device data_ptr".split()
+    "dim ndimension size numel nelement stride element_size storage_offset get_device data_ptr"
+    " untyped_storage".split()
 )
-"""Methods whose result is no tensor: an alias would take longer than they do."""
+"""Methods whose result is no tensor, besides `is_…` and `_is_…`.
+
+An alias would take longer than they do; and a tracer asks them while it takes no real tensor.
+"""
 _KEEP_NOTHING = _MAY_BE_ITSELF | _NO_TENSOR
 
 
@@ -44,7 +47,8 @@ def _keeps_arguments(function: Any) -> bool:
     if isinstance(function, FunctionType):
         return function.__module__ in _PYTHON
     is_method = isinstance(function, MethodDescriptorType) or name == "__getitem__"
-    return isinstance(function, BuiltinFunctionType) or (is_method and name not in _KEEP_NOTHING)
+    asks = name in _KEEP_NOTHING or name.startswith(("is_", "_is_"))
+    return isinstance(function, BuiltinFunctionType) or (is_method and not asks)
 
 
 def _alias(value: Any) -> Any:
