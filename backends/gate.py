@@ -28,7 +28,7 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, n
 from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate.sample import Sample, sample_of
+from pt2e_quant.flow.calibrate.sample import Sample, sample_of, sqnr_db
 from pt2e_quant.graph.alias import nested_graphs, subgraph_of, writes
 
 __all__ = [
@@ -116,12 +116,14 @@ def check_artifact(
     report, first = artifact.report, trials.trials[0]
     to_float = _to_float_db(first, sample)
     if to_float:
-        report.sqnr_float_db = min(to_float.values())
+        told = [sqnr_db(*pair) if math.isnan(db) else db for db, *pair in to_float.values()]
+        report.sqnr_float_db = math.nan if any(map(math.isnan, told)) else min(told)
     ceilings = _ceilings(gm, first)
     lowered = min(margin_db, 0.0)
     bounds = {
         name: min(db + margin_db, ceilings.get(name, CEILING_DB) + lowered)
-        for name, db in to_float.items()
+        for name, (db, *_) in to_float.items()
+        if not math.isnan(db)
     }
     lower_part = None if lower_part is None else lowered_once(lower_part)
     judge = Judge(trials=trials, bounds=bounds, notes=report.notes, lower_part=lower_part)
@@ -157,15 +159,17 @@ def _check_in_new_process(
         judge.judge(at % len(calls), found, f" in a new process,{where}")
 
 
-def _to_float_db(first: Trial, sample: Sample) -> dict[str, float]:
-    """SQNR of each float result of the canonical graph against the float graph's, where known."""
-    found = {}
-    results = first.results.items()
-    for (name, expected), value in zip(results, sample.float_outputs or (), strict=False):
-        ratio = compare(value, expected).ratio_db
-        if is_inexact(expected) and not math.isnan(ratio):
-            found[name] = ratio
-    return found
+def _to_float_db(first: Trial, sample: Sample) -> dict[str, tuple[float, Any, Any]]:
+    """The SQNR of each float result from the float graph's, that one, and the canonical graph's.
+
+    It is NaN where NaN or infinity are in other places.
+    """
+    pairs = zip(first.results.items(), sample.float_outputs or (), strict=False)
+    return {
+        name: (compare(wanted, found).ratio_db, wanted, found)
+        for (name, found), wanted in pairs
+        if is_inexact(found)
+    }
 
 
 def _ceilings(gm: GraphModule, first: Trial) -> dict[str, float]:

@@ -288,6 +288,8 @@ class _Comparing:
             return error.noise / error.signal if error.signal else math.inf if error.noise else 0.0
 
         before = max((share(n) for n in self.right.inputs_of(name, self.figures)), default=0.0)
+        if before == math.inf:  # nothing can be said of what comes behind NaN or infinity
+            return math.inf
         return to_db(1.0, max(share(name) - before, 0.0))
 
 

@@ -23,26 +23,30 @@ _HUGE = torch.finfo(torch.float32).max / 2
 
 
 def ratio_db(signal: float, noise: float) -> float:
-    """10 log10(signal / noise); inf without noise, -inf without signal."""
+    """10 log10(signal / noise); inf without noise, -inf without signal or with infinite noise."""
     if noise <= 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    is_some = signal > 0 and math.isfinite(noise)
+    return 10 * math.log10(signal / noise) if is_some else -math.inf
 
 
 def as_floats(reference: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float32, with 0 in both where one of them is masked, infinite or NaN."""
+    """Both as float32, with 0 in both where the reference is masked, infinite or NaN."""
     a, b = as_reals(reference).float(), as_reals(found).float()
     # The sum of squares of a huge number is infinite too.
-    if math.isfinite(_squares(a)) and math.isfinite(_squares(b)):
+    if math.isfinite(_squares(a)):
         return a, b
-    kept = a.isfinite() & b.isfinite() & (a.abs() < _HUGE)
+    kept = a.isfinite() & (a.abs() < _HUGE)
     zero = a.new_zeros(())
     return torch.where(kept, a, zero), torch.where(kept, b, zero)
 
 
 @dataclass(slots=True)
 class Noise:
-    """Signal, noise and the largest error of one pair of tensors."""
+    """Signal, noise and the largest error of one pair of tensors.
+
+    NaN or infinity on the other side where the reference is finite is infinite noise.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -56,6 +60,9 @@ class Noise:
     def count(self, error: Tensor, signal: float, noise: float) -> None:
         """Add a batch of which the sums of squares are known."""
         self.signal += signal
+        if not math.isfinite(noise):
+            self.noise = self.largest = math.inf
+            return
         self.noise += noise
         if error.numel():
             self.largest = max(self.largest, -float(error.amin()), float(error.amax()))
@@ -78,6 +85,7 @@ class ChannelNoise:
         """Add a batch."""
         error = found - reference
         noise, signal = _channel_squares(error), _channel_squares(reference)
+        noise = noise.nan_to_num(nan=math.inf, posinf=math.inf)
         self.error.count(error, float(signal.sum()), float(noise.sum()))
         if self.signals is None or self.noises is None:
             self.signals, self.noises = signal, noise
@@ -128,6 +136,8 @@ class PairFigures:
         if not reference.numel():
             return
         self.error.add(reference, found)
+        if not math.isfinite(self.error.noise):
+            found = found.nan_to_num(0.0, 0.0, 0.0)
         flat, other = reference.reshape(-1), found.reshape(-1)
         self.dot += float(torch.dot(flat, other))
         self.found_squares += _squares(found)
@@ -170,7 +180,9 @@ class PairFigures:
 
     @property
     def cosine(self) -> float:
-        """The cosine between the two values; 1 where both are zero."""
+        """The cosine between the two values; 1 where both are zero, 0 of NaN and infinity."""
+        if not math.isfinite(self.error.noise):
+            return 0.0
         product = math.sqrt(self.error.signal * self.found_squares)
         if product == 0:
             return 1.0 if self.error.signal == self.found_squares else 0.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from pt2e_quant.core.errors import MissingExtraError
@@ -15,7 +16,8 @@ class Candidate:
 
     Args:
         scheme: its name.
-        noise: noise over signal in the results, if this cluster alone is quantized so.
+        noise: noise over signal in the results, if this cluster alone is quantized so; one that is
+            infinite (NaN in the results) is never chosen.
         precision: what it costs to give up the recipe: 0 for the recipe itself.
         size: bytes of the weights.
         time_us: of one call, where it was measured.
@@ -54,7 +56,8 @@ def least_noise(
 
     Of equal ones the one that gives up the recipe least often.
     """
-    worst = max((c.noise for options in menu.values() for c in options), default=0.0) or 1.0
+    noises = [c.noise for options in menu.values() for c in options if isfinite(c.noise)]
+    worst = max(noises, default=0.0) or 1.0
     limit = size if size is not None else time_us or 0.0
     return _solve(
         menu,
@@ -77,10 +80,11 @@ def _solve(menu: Menu, *, cost: Any, weight: Any, limit: float) -> dict[str, Can
     places = [rows[name] for name, _ in flat], range(len(flat))
     one_each = csr_array((np.ones(len(flat)), places), shape=(len(rows), len(flat)))
     weights = np.array([weight(candidate) for _, candidate in flat])
+    costs = np.array([cost(candidate) for _, candidate in flat])
     # What breaks the bound alone is left out: coefficients of many sizes upset the solver.
-    fits = weights <= limit
+    fits = (weights <= limit) & np.isfinite([candidate.noise for _, candidate in flat])
     found = milp(
-        np.array([cost(candidate) for _, candidate in flat]),
+        np.where(fits, costs, 0.0),
         integrality=np.ones(len(flat)),
         bounds=Bounds(0, fits.astype(float)),
         constraints=[

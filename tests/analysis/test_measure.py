@@ -12,14 +12,32 @@ def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_as_floats_when_a_value_is_masked_or_not_finite_then_zero_in_both():
+def test_as_floats_when_the_reference_is_masked_or_not_finite_then_zero_in_both():
     huge = torch.finfo(torch.float32).max
-    a, b = as_floats(torch.tensor([1.0, -huge, 3.0, 4.0]), torch.tensor([1.5, 2.0, math.nan, 4.0]))
+    a, b = as_floats(torch.tensor([1.0, -huge, math.nan, 4.0]), torch.tensor([1.5, 2.0, 3.0, 4.0]))
     assert a.tolist() == [1.0, 0.0, 0.0, 4.0]
     assert b.tolist() == [1.5, 0.0, 0.0, 4.0]
     # Two masks of opposite sign leave a finite sum.
     a, _ = as_floats(torch.tensor([huge, -huge, 1.0]), torch.ones(3))
     assert a.tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_figures_when_the_other_side_alone_is_not_finite_then_all_is_lost(value):
+    a, b = draw(4, 8), draw(4, 8)
+    b[2, 3] = value
+    a, b = as_floats(a, b)
+    noise, channels, pair = Noise(), ChannelNoise(), PairFigures()
+    noise.add(a, b)
+    channels.add(a, b)
+    pair.add(a, b, (-9.0, 9.0))
+    assert noise.sqnr_db == channels.error.sqnr_db == pair.error.sqnr_db == -math.inf
+    assert noise.largest == pair.error.largest == math.inf
+    assert channels.median_db == -math.inf  # the only channel with noise
+    assert (pair.cosine, pair.elements) == (0.0, 32)
+    assert math.isfinite(pair.kl)
+    noise.add(draw(4, 8), draw(4, 8))
+    assert noise.sqnr_db == -math.inf  # one good batch does not take it back
 
 
 def test_noise_when_batches_are_added_then_as_of_all_at_once():

@@ -1,4 +1,5 @@
 import itertools
+import math
 import random
 import sys
 
@@ -44,6 +45,15 @@ def test_least_noise_when_solved_then_no_choice_of_the_size_has_less(seed):
     fitting = [c for c in every_choice(menu) if sum(x.size for x in c) <= bound]
     least = min(sum(x.noise for x in c) for c in fitting)
     assert sum(c.noise for c in found) == pytest.approx(least, rel=1e-4, abs=1e-9)
+
+
+def test_solve_when_a_candidate_gives_nan_then_it_is_never_chosen():
+    lost = Candidate(scheme="int8", noise=math.inf, precision=0, size=1.0)
+    kept = Candidate(scheme="float", noise=0.0, precision=2, size=4.0)
+    menu = {"a": [lost, kept], **drawn_menu(0)}
+    size = sum(max(c.size for c in options) for options in menu.values())
+    for found in (least_noise(menu, size=size), least_precision(menu, noise=1.0)):
+        assert found["a"] is kept
 
 
 def test_solve_when_nothing_fits_then_there_is_no_choice():

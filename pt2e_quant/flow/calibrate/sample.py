@@ -55,8 +55,9 @@ def sample_of(gm: GraphModule) -> Sample:
 def sqnr_db(reference: Any, found: Any) -> float:
     """Signal to quantization noise ratio of all float and complex tensors of two results, in dB.
 
-    10 log10(sum reference² / sum (reference - found)²); inf if they are equal, nan if the two
-    differ in structure or one holds NaN where the other does not.
+    10 log10(sum reference² / sum (reference - found)²) over the finite values of the reference;
+    inf if they are equal, -inf without signal or if one is infinite where the reference is finite,
+    nan if the two differ in structure or one is NaN where the reference is finite.
     """
     signal = noise = 0.0
     a, b = pytree.tree_leaves(reference), pytree.tree_leaves(found)
@@ -73,7 +74,7 @@ def sqnr_db(reference: Any, found: Any) -> float:
         noise += float((left - right)[finite].square().sum())
     if noise == 0:
         return math.inf
-    if signal == 0:
+    if signal == 0 or noise == math.inf:
         return -math.inf
     return 10 * math.log10(signal / noise)
 

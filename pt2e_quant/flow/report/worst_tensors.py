@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from pt2e_quant.core.errors import Pt2eQuantWarning, module_path
+from pt2e_quant.core.errors import Pt2eQuantWarning, module_path, source_line
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import float_name, is_dequantize, is_quantize
 from pt2e_quant.core.read_capture import capture_of
@@ -46,10 +46,18 @@ def worst_tensors(gm: GraphModule, sample: Sample, count: int = 5) -> list[Tenso
         sample: the call that is run once.
         count: how many at most.
     """
+    return _least(_watched(gm, sample), count)
+
+
+def _watched(gm: GraphModule, sample: Sample) -> "_Watcher":
     watcher = _Watcher(gm)
     leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
     with torch.no_grad(), preserve_buffers(gm, capture_of(gm)):
         watcher.run(*capture_of(gm).positional(leaves))
+    return watcher
+
+
+def _least(watcher: "_Watcher", count: int) -> list[TensorLoss]:
     return sorted(watcher.losses.values(), key=lambda loss: loss.sqnr_db)[:count]
 
 
@@ -62,19 +70,32 @@ def warn_if_low(gm: GraphModule, sample: Sample, ratio_db: float | None) -> None
         ratio_db: its SQNR against the float model there; None if that is not known.
 
     Warns:
-        Pt2eQuantWarning: below LOW_DB, naming the worst tensors.
+        Pt2eQuantWarning: below LOW_DB, naming the worst tensors; and of NaN in its results, naming
+            where that begins.
     """
-    if ratio_db is None or not ratio_db < LOW_DB:
+    if ratio_db is None or ratio_db >= LOW_DB:
         return
-    worst = worst_tensors(gm, sample)
+    watcher = _watched(gm, sample)
+    what = f"is at {ratio_db:.1f} dB SQNR from the float model on the first batch"
+    if math.isnan(ratio_db) and (node := watcher.first_nan) is not None:
+        place = source_line(node) or module_path(node)
+        what = (
+            "gives NaN on the first batch, where the float model gives numbers, from "
+            f"{node.name}{f' ({place})' if place else ''} on"
+        )
+    worst = _least(watcher, 5)
     named = f"; by their own rounding the worst tensors have: {_listed(worst)}" if worst else ""
     warnings.warn(
-        f"the quantized graph is at {ratio_db:.1f} dB SQNR from the float model on the first batch"
-        f"{named}. Give calibration data like the data it will see, leave their modules float "
-        '(quantizer.set_module_name("…", None), --keep-float), or choose a recipe with more bits',
+        f"the quantized graph {what}{named}. Give calibration data like the data it will see, "
+        'leave their modules float (quantizer.set_module_name("…", None), --keep-float), or '
+        "choose a recipe with more bits",
         Pt2eQuantWarning,
         stacklevel=3,
     )
+
+
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any())
 
 
 def _listed(losses: Sequence[TensorLoss]) -> str:
@@ -124,11 +145,14 @@ class _Watcher(Interpreter):
         # Values stay until the end: a quantized one is compared behind its last reader.
         super().__init__(gm, garbage_collect_values=False)
         self.losses: dict[str, TensorLoss] = {}
+        self.first_nan: Node | None = None
         self.records = provenance_of(gm).by_name()
 
     def run_node(self, n: Node) -> Any:
-        """Run one node; keep the loss of a dequantize."""
+        """Run one node; keep the loss of a dequantize, and the first node that makes NaN."""
         made = super().run_node(n)
+        if self.first_nan is None and _has_nan(made):
+            self.first_nan = n
         if is_dequantize(n) and isinstance(made, Tensor):
             integers = n.args[0]
             assert isinstance(integers, Node)

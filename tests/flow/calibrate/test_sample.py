@@ -22,6 +22,8 @@ def test_sqnr_when_equal_then_infinite_and_nan_for_another_structure():
     x = torch.randn(4)
     assert sqnr_db({"a": x, "b": 3}, {"a": x.clone(), "b": 3}) == math.inf
     assert math.isnan(sqnr_db([x], [x, x]))
+    assert sqnr_db([x], [x / 0]) == -math.inf
+    assert math.isnan(sqnr_db([x], [x * math.nan]))
     assert math.isnan(sqnr_db(x, x[:2]))
     assert math.isnan(sqnr_db(x, x * float("nan")))
 

@@ -33,16 +33,30 @@ def model_of(kind):
     return model
 
 
+class _Root(nn.Module):
+    """A root of a linear less the same in float, which rounding makes negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        same = (x.unsqueeze(1) * self.first.weight).sum(-1) + self.first.bias
+        return torch.sqrt(self.first(x) - same + 1e-4)
+
+
 class _Plain(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
 def quantized(kind, backend):
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    program = torch.export.export(model_of(kind), (x,))
+    program = torch.export.export(model_of(kind), (X,))
     prepared = pq.prepare_pt2e(program, backend.quantizer())
-    pq.calibrate(prepared, [x], progress=False)
+    pq.calibrate(prepared, [X], progress=False)
     return pq.convert_pt2e(prepared)
 
 
@@ -82,3 +96,18 @@ def test_quantize_when_no_data_is_needed_then_the_example_inputs_are_compared():
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     artifact = pq.quantize(model_of(_Plain), (x,), backend="onnx", recipe="w8", progress=False)
     assert artifact.report.sqnr_float_db > 30
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+@pytest.mark.usefixtures("integers_everywhere")
+def test_warning_when_rounding_gives_nan_then_says_where_it_begins(backend):
+    with pytest.warns(
+        Pt2eQuantWarning, match=r"gives NaN .* from sqrt \(.*torch\.sqrt\(.* on; .* first\.weight"
+    ):
+        pq.quantize(
+            model_of(_Root),
+            (X,),
+            calibration_data=[X],
+            backend=backend,
+            progress=False,
+        )
