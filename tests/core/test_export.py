@@ -1,4 +1,4 @@
-"""The export's own remarks on recurrent layers are dropped, those on the user's code are not."""
+"""What the export drops of torch's remarks, and what it does about inputs that are one tensor."""
 
 import warnings
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
+from pt2e_quant.core.errors import Pt2eQuantWarning
 from pt2e_quant.core.export import export
 
 
@@ -27,3 +29,31 @@ def test_export_when_the_model_assigns_a_tensor_then_torch_warns():
     model.kept = torch.zeros(2)
     with pytest.warns(UserWarning, match="self.kept was assigned"):
         export(model, (torch.ones(2),))
+
+
+class TwoStates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, h, *, c):
+        return self.first(h) + self.second(c)
+
+
+def test_export_when_one_tensor_is_given_twice_then_the_program_reads_both():
+    model, zeros = TwoStates().eval(), torch.zeros(2, 4)
+    program = export(model, (zeros,), {"c": zeros})
+    h, c = torch.randn(2, 4), torch.randn(2, 4)
+    torch.testing.assert_close(program.module()(h, c=c), model(h, c=c))
+
+
+def test_prepare_when_torch_merged_two_inputs_then_warns_by_their_names():
+    model, zeros = TwoStates().eval(), torch.zeros(2, 4)
+    merged = torch.export.export(model, (zeros,), {"c": zeros})
+    quantizer = pq.backends.get("xnnpack").quantizer("int8")
+    with pytest.warns(Pt2eQuantWarning, match="the inputs h, c were one tensor .* reads c alone"):
+        pq.prepare(merged, quantizer)
+    apart = torch.export.export(model, (zeros,), {"c": zeros.clone()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pq.prepare(apart, quantizer)

@@ -13,6 +13,7 @@ from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
+from pt2e_quant.core.export import warn_of_merged_inputs
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.unlift import graph_module_of
@@ -349,6 +350,7 @@ def captured(model: ExportedProgram | GraphModule) -> GraphModule:
         ConfigError: it is something else.
     """
     if isinstance(model, ExportedProgram):
+        warn_of_merged_inputs(model)
         gm = graph_module_of(model)
         copy_bodies(gm)
         return gm
