@@ -29,7 +29,9 @@ from pt2e_quant.core.integer_ops.tables import (
 from pt2e_quant.core.qparams import dequantize, quantize
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
 from pt2e_quant.graph.ops import (
+    ELU,
     GROUP_NORM,
+    HARDSIGMOID,
     HARDSWISH,
     INSTANCE_NORM,
     LAYER_NORM,
@@ -56,9 +58,15 @@ _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
 }
 
 
+_UNTAGGED = frozenset((*ELU, *HARDSIGMOID, *LEAKY_RELU))
+"""Operators that torch 2.11 does not tag as pointwise; later ones do."""
+
+
 def is_pointwise(target: Any) -> bool:
     """True if an operator computes each value from the values at its place."""
-    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+    if not isinstance(target, OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target in _UNTAGGED
 
 
 def table(site: Site[Any]) -> Any:

@@ -111,8 +111,12 @@ def has_scaled_mm(device_type: str, *, is_rowwise: bool) -> bool:
 
 
 def _has_kernel(left: Operand, right: Operand) -> bool:
-    both = (left.granularity, right.granularity)
-    return both in ((PerTensor(), PerTensor()), (PerRow(-1), PerRow(0)))
+    both, device_type = (left.granularity, right.granularity), left.codes.device.type
+    if both not in ((PerTensor(), PerTensor()), (PerRow(-1), PerRow(0))):
+        return False
+    if device_type == "meta" or torch.compiler.is_compiling():
+        return True
+    return has_scaled_mm(device_type, is_rowwise=both[0] != PerTensor())
 
 
 def _kernel_scales(left: Operand, right: Operand, M: int, N: int) -> tuple[Tensor, Tensor]:
