@@ -21,6 +21,7 @@ from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.bias_correction import LEAST_SAMPLES, BiasCorrection
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.keep_float import KeepFloat
 from pt2e_quant.passes.algorithms.pair_sums import PairCodes, PairScales
 from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 
@@ -36,6 +37,7 @@ WEIGHTS_BY_DATA = (
 CHOICES_BY_DATA = (
     SaturationLimits(any_observer=False),
     ChooseRanges(any_observer=False),
+    KeepFloat(any_observer=False),
     *WEIGHTS_BY_DATA,
 )
 """The same with ranges of activations of 8 bits."""

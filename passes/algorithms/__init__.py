@@ -12,6 +12,7 @@ from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqua
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.hqq import Hqq
+from pt2e_quant.passes.algorithms.keep_float import KeepFloat
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
@@ -36,6 +37,7 @@ __all__ = [
     "Declined",
     "Gptq",
     "Hqq",
+    "KeepFloat",
     "LowRank",
     "Lwc",
     "OutlierChannelSplitting",

@@ -16,7 +16,7 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.op_table import OUT
-from pt2e_quant.graph.ops import Overloads, argument, is_call
+from pt2e_quant.graph.ops import Overloads, argument, is_call, layer_operands
 from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver, min_max_like
 from pt2e_quant.observers.statistics.base import Statistics
@@ -73,9 +73,9 @@ class AlgorithmGraph:
             n for n in self.calls(overloads) if has_integers(self.observer(argument(n, "weight")))
         ]
 
-    def source(self, call: Node, name: str = "input") -> Node:
-        """The tensor that an operand has, behind its observer if it has one."""
-        operand = argument(call, name)
+    def source(self, call: Node) -> Node:
+        """The tensor that a layer multiplies with its weight, behind its observer if it has one."""
+        operand, _ = layer_operands(call)
         return unobserved(operand)
 
     def observer(self, node: object) -> Any:

@@ -91,6 +91,7 @@ def choose_channel_scale(
     weight: Tensor | None = None,
     least_gain: float,
     candidates: Candidates = CANDIDATES,
+    is_rounded: bool = True,
 ) -> ChannelScale:
     """The channel scale with the least expected error.
 
@@ -100,6 +101,7 @@ def choose_channel_scale(
             multiplied back in float.
         least_gain: by what factor the error must fall.
         candidates: what is tried.
+        is_rounded: whether the tensor itself is; else only the weight is.
 
     Raises:
         Declined: none gains that much.
@@ -109,8 +111,9 @@ def choose_channel_scale(
     if weight is None:
         errors = activation_errors(statistics, torch.ones_like(absmax), candidates)
     else:
-        errors = activation_errors(statistics, weight.square().sum(0), candidates)
-        errors = errors + weight_errors(weight, statistics, factors)
+        errors = weight_errors(weight, statistics, factors)
+        if is_rounded:
+            errors = errors + activation_errors(statistics, weight.square().sum(0), candidates)
     found = errors.tolist()
     best = min(found)
     if not found[0] > best * least_gain:

@@ -84,7 +84,7 @@ class ObservedRun:
         def read(n: Node) -> Any:
             return value if n is source else self.env[n]
 
-        given = {name: _filled(value, read) for name, value in arguments(node).items()}
+        given = {name: filled(value, read) for name, value in arguments(node).items()}
         if is_call(node, LINEAR) or (is_call(node, CONV) and argument(node, "groups") == 1):
             step = max(1, len(given["weight"]) // MOST_ROWS)
             sampled = {name: given[name] for name in ("weight", "bias")}
@@ -100,14 +100,14 @@ def _how_called(node: Node) -> tuple[Callable[..., Any] | None, Any, dict[str, A
     return node.target, node.args, dict(node.kwargs)
 
 
-def _filled(given: Any, read: Callable[[Node], Any]) -> Any:
+def filled(given: Any, read: Callable[[Node], Any]) -> Any:
     """Arguments with values for nodes, in plain lists: operators refuse torch.fx's own."""
     if isinstance(given, Node):
         return read(given)
     if isinstance(given, Mapping):
-        return {key: _filled(value, read) for key, value in given.items()}
+        return {key: filled(value, read) for key, value in given.items()}
     if isinstance(given, (list, tuple)):
-        made = [_filled(value, read) for value in given]
+        made = [filled(value, read) for value in given]
         return made if isinstance(given, list) else tuple(made)
     return given
 

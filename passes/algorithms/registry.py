@@ -23,6 +23,7 @@ from pt2e_quant.passes.algorithms.confirm_weights import ConfirmWeights
 from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqualization
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.hqq import Hqq
+from pt2e_quant.passes.algorithms.keep_float import KeepFloat
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
@@ -52,6 +53,7 @@ _OWN: dict[str, type[Algorithm]] = {
         ConfirmWeights,
         Gptq,
         Hqq,
+        KeepFloat,
         LowRank,
         Lwc,
         OutlierChannelSplitting,
@@ -180,16 +182,18 @@ def with_effort(
     Args:
         own: the quantizer's algorithms.
         asked: algorithms or their names.
-        effort: FAST leaves out a recipe's choices of ranges, of the integers of weights and of
-            biases, BALANCED asks for all three, BEST brings what takes longer to choose integers
-            and corrects errors, where nothing else that does was asked for, and has the change
-            confirmed; None changes nothing.
+        effort: FAST leaves out a recipe's choices of ranges, of the integers of weights, of layers
+            to leave float and of biases, BALANCED asks for all of them, BEST brings what takes
+            longer to choose integers and corrects errors, where nothing else that does was asked
+            for, and has the change confirmed; None changes nothing.
     """
     if effort is None:
         return tuple(own), tuple(asked)
     kept = tuple(a for a in own if a.name != ChooseRanges.name and not a.is_left_to_data)
     if effort is Effort.FAST:
         return kept, tuple(asked)
+    if any(a.name == KeepFloat.name for a in own):
+        kept = (*kept, KeepFloat())
     named = [algorithm_named(given) for given in asked]
     there = named if effort is Effort.BEST else [*named, *kept]
     taken, names = {a.stage for a in there}, {a.name for a in (*named, *kept)}

@@ -8,11 +8,26 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.graph.idioms.rms_norm import FEATURE_NORMS
 from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
-from pt2e_quant.graph.ops import CONV, LAYER_NORM, LINEAR, MUL, RELU, argument, aten, is_call
+from pt2e_quant.graph.ops import (
+    CONV,
+    LAYER_NORM,
+    LINEAR,
+    MUL,
+    RELU,
+    argument,
+    aten,
+    is_call,
+    layer_operands,
+)
 from pt2e_quant.passes.algorithms.algorithm import move_spec, record_inserted
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
+from pt2e_quant.passes.algorithms.algorithm_graph import (
+    AlgorithmGraph,
+    Constant,
+    unobserved,
+)
 from pt2e_quant.passes.algorithms.grid import Declined
 
 OUTPUT_FACTORS_KEY = "pt2e_quant.output_factors"
@@ -73,11 +88,11 @@ def columns_of(values: Tensor, reader: Node) -> Tensor:
 
     Args:
         values: [C].
-        reader: a linear or convolution.
+        reader: a linear, convolution or recurrent layer.
     """
-    weight = argument(reader, "weight").meta["val"]
-    if is_call(reader, LINEAR):
+    if is_call(reader, (*LINEAR, RecurrentLayer)):
         return values
+    weight = argument(reader, "weight").meta["val"]
     groups = int(argument(reader, "groups"))
     spread = values.reshape(groups, -1).repeat_interleave(weight.shape[0] // groups, 0)
     return spread.reshape(*spread.shape, *[1] * (weight.dim() - 2))
@@ -163,6 +178,17 @@ def noted_factors(node: Node, key: str) -> Tensor | None:
     return torch.tensor(factors, dtype=torch.float64).reshape(-1, *[1] * behind)
 
 
+def column_factors(reader: Node, weight: Node) -> Tensor | None:
+    """What the columns of one of a layer's weights were multiplied by, or None.
+
+    The tensor is float64 and broadcasts to the weight. A recurrent layer has other weights too.
+    """
+    if reader.target is RecurrentLayer and weight is not layer_operands(reader)[1]:
+        return None
+    found = noted_factors(reader, INPUT_FACTORS_KEY)
+    return None if found is None else columns_of(found, reader)
+
+
 def divide_inputs(
     graph: AlgorithmGraph,
     target: Factors | Rows | str,
@@ -181,11 +207,13 @@ def divide_inputs(
             reason.
         factors: [C], not 0.
         source: the tensor.
-        linears: its readers, also convolutions; their weights are constants to be changed.
+        linears: its readers, also convolutions, or recurrent layers; their weights are constants
+            to be changed.
         by: the algorithm, for the record of what stays float.
         on_the_way: the layer whose rows are the target, and all between it and the readers.
     """
-    weights = [graph.constant(linear, "weight") for linear in linears]
+    name = "w_ih" if linears[0].target is RecurrentLayer else "weight"
+    weights = [graph.constant(linear, name) for linear in linears]
     for weight, linear in zip(weights, linears, strict=True):
         weight.set(weight.value.double() * columns_of(factors, linear))
         note_factors(linear, INPUT_FACTORS_KEY, factors)
@@ -199,7 +227,7 @@ def divide_inputs(
         for node in on_the_way or {source, layer}:
             _note_output(node, factors, on_the_way[0] if on_the_way else layer)
     else:
-        operands = [argument(linear, "input") for linear in linears]
+        operands = [layer_operands(linear)[0] for linear in linears]
         readers = [o if o is not source else r for o, r in zip(operands, linears, strict=True)]
         made = multiply(
             graph, source, 1 / factors, readers=readers, like=linears[0], name="input_scale", by=by

@@ -8,12 +8,14 @@ import torch
 from torch.fx import Node
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.ops import LINEAR, argument, is_call
+from pt2e_quant.core.recurrent_ops import RecurrentLayer, Rounding
+from pt2e_quant.graph.ops import LINEAR, argument, is_call, layer_operands
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
+    has_integers,
     is_quantized_output,
     is_static_per_tensor,
 )
@@ -40,6 +42,10 @@ class SmoothQuant(Algorithm):
     Before:  y = linear(observe(x), w)
     After:   y = linear(observe(x * (1 / s)), w * s)
 
+    The same for what a recurrent layer reads in every step, whose range is found at run time: its
+    weight for that has integers, whose steps the largest of its columns sets. Features such as
+    powers of a spectrum differ by orders of magnitude.
+
     Args:
         alphas: migration strengths that are tried, above 0 and at most 1.
         quantiles: of the channels' magnitudes, at least 0 and below 1: channels below one share
@@ -50,7 +56,9 @@ class SmoothQuant(Algorithm):
 
     name: ClassVar[str] = "smooth_quant"
     paper: ClassVar[str] = "Xiao et al. 2023, SmoothQuant, arXiv 2211.10438"
-    fits: ClassVar[str] = "linears whose inputs have calibrated (static) integers per tensor"
+    fits: ClassVar[str] = (
+        "linears whose inputs have calibrated (static) integers per tensor, and recurrent layers"
+    )
 
     alphas: tuple[float, ...] = EXPONENTS
     quantiles: tuple[float, ...] = QUANTILES
@@ -68,8 +76,13 @@ class SmoothQuant(Algorithm):
             )
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """The first of the linears that read an observer."""
+        """The first of the linears that read an observer, or of the layers that read a tensor."""
         seen: set[Node] = set()
+        for layer in graph.calls((RecurrentLayer,)):
+            x, weight = layer_operands(layer)
+            if x not in seen and has_integers(graph.observer(weight)):
+                seen.add(x)
+                yield Site(graph, layer, "x")
         for linear in graph.calls(LINEAR):
             observed = argument(linear, "input")
             if observed not in seen and is_static_per_tensor(graph.observer(observed)):
@@ -81,7 +94,11 @@ class SmoothQuant(Algorithm):
         return ChannelStatistics()
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
-        """Scale the input of all linears that read this observer."""
+        """Scale the input of all linears that read this observer, or of all recurrent layers."""
+        if not isinstance(statistics, ChannelStatistics):
+            raise Declined("the calibrated tensors differ in their last axis, or there were none")
+        if site.node.target is RecurrentLayer:
+            return self._scale_steps(site, statistics)
         graph, observed = site.graph, argument(site.node, "input")
         source = observed.all_input_nodes[0]
         linears = list(observed.users)
@@ -92,8 +109,6 @@ class SmoothQuant(Algorithm):
         if not isinstance(target, Rows) and is_quantized_output(source):
             raise Declined(f"{source.name} is computed in integers")
         weights = [graph.constant(linear, "weight").value for linear in linears]
-        if not isinstance(statistics, ChannelStatistics):
-            raise Declined("the calibrated tensors differ in their last axis, or there were none")
         choice = choose_channel_scale(
             statistics,
             weight=torch.cat([w.float() for w in weights]),
@@ -103,4 +118,21 @@ class SmoothQuant(Algorithm):
         choice = choice.exact_in(source.meta["val"].dtype)
         divide_inputs(graph, target, choice.factors, source=source, linears=linears, by=self.name)
         graph.scale_range(observed, statistics, 1 / choice.factors, choice.step)
+        return choice.step
+
+    def _scale_steps(self, site: Site, statistics: ChannelStatistics) -> str:
+        """Scale what the recurrent layers of both directions read."""
+        graph, (source, _) = site.graph, layer_operands(site.node)
+        layers = [n for n in source.users if n.target is RecurrentLayer and n.args[0] is source]
+        weights = [graph.constant(layer, "w_ih").value for layer in layers]
+        rounding = Rounding(argument(site.node, "rounding"))
+        choice = choose_channel_scale(
+            statistics,
+            weight=torch.cat([w.float() for w in weights]),
+            least_gain=self.least_gain,
+            candidates=candidates_of(self.alphas, self.quantiles),
+            is_rounded=rounding is not Rounding.NONE,
+        )
+        reason = "a multiplication costs little beside a recurrent layer"
+        divide_inputs(graph, reason, choice.factors, source=source, linears=layers, by=self.name)
         return choice.step

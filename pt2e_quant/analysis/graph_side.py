@@ -36,9 +36,8 @@ from pt2e_quant.graph.alias import aliased_argument
 from pt2e_quant.graph.meta import constant_nodes, source_constant, value_name
 from pt2e_quant.graph.ops import MAX_POOL1D, MAX_POOL2D, MAX_POOL3D, is_call
 from pt2e_quant.passes.algorithms.scale_targets import (
-    INPUT_FACTORS_KEY,
     OUTPUT_FACTORS_KEY,
-    columns_of,
+    column_factors,
     noted_factors,
 )
 
@@ -123,11 +122,8 @@ class WeightSite:
 
     def _factors(self, weight: Tensor) -> Tensor | None:
         """Return the factor of a layer's weight, in a shape that broadcasts against it."""
-        columns = noted_factors(self.reader, INPUT_FACTORS_KEY)
         rows = noted_factors(self.reader, OUTPUT_FACTORS_KEY)
-        found = None
-        if columns is not None and weight.dim() > 1:
-            found = columns_of(columns, self.reader)
+        found = column_factors(self.reader, self.node) if weight.dim() > 1 else None
         if rows is not None and weight.dim() and weight.shape[0] == rows.numel():
             rows = rows.reshape(-1, *[1] * (weight.dim() - 1))
             found = 1 / rows if found is None else found / rows

@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from pt2e_quant.core.recurrent_ops import RecurrentLayer
+
 aten: Any = torch.ops.aten
 
 Target: TypeAlias = Callable[..., Any]
@@ -83,6 +85,16 @@ def arguments(node: Node) -> dict[str, Any]:
 def argument(node: Node, name: str) -> Any:
     """One argument of a node by its schema name, its default if not given."""
     return arguments(node)[name]
+
+
+def layer_operands(call: Node) -> tuple[Node, Node]:
+    """The tensor that a layer reads, and the weight that it multiplies with it.
+
+    Of a recurrent layer it is the weight of the inputs.
+    """
+    names = ("x", "w_ih") if call.target is RecurrentLayer else ("input", "weight")
+    data, weight = (argument(call, name) for name in names)
+    return data, weight
 
 
 def each_axis(given: Any, rank: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
-from pt2e_quant.core.recurrent_ops import Cell, Rounding
+from pt2e_quant.core.recurrent_ops import Cell, RecurrentLayer, Rounding
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import arguments, aten
@@ -36,10 +36,11 @@ def pack_recurrent(gm: GraphModule) -> PassResult:
     After:   y, h, c = quantized_lstm(x, [h0[None], c0[None]], [packed], True, 1, …)
              or, with rounding "none", lstm(x, [h0[None], c0[None]], [decoded, …], True, 1, …)
 
-    On a machine without exact products of integers all weights are decoded.
+    On a machine without exact products of integers all weights are decoded. Layers of float weights
+    (`recurrent_layer` behind no dequantize) become torch's float ones too.
     """
     editor = Editor(gm)
-    found = [n for n in gm.graph.nodes if n.target is RecurrentLayerInt8]
+    found = [n for n in gm.graph.nodes if n.target in (RecurrentLayer, RecurrentLayerInt8)]
     for node in found:
         _Layer(editor, node).replace()
     notes = tuple(Note(node.name, "packed") for node in found)
@@ -100,6 +101,9 @@ class _Layer:
         return self._call(_FLOAT[self.cell], x, hx, params, *rest, val=self._values)
 
     def _decoded(self, name: str) -> Node:
+        if self.node.target is RecurrentLayer:
+            held: Node = self.named[f"w_{name}"]
+            return held
         integers, scale = self._given(f"w_{name}"), self._given(f"{name}_scale")
         target = self.editor.unique_name(f"decoded_{self.node.name}_{name}")
         self.editor.gm.register_buffer(target, decode(integers, scale), persistent=False)

@@ -34,7 +34,7 @@ from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Stage, as_pass, take_statistics
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import has_value
 from pt2e_quant.passes.algorithms.paired_run import blocks, fixed_nodes
 
@@ -151,9 +151,10 @@ def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) ->
 
 
 _LEFT_OUT = {
-    Stage.RANGES: "ranges are as observed",
-    Stage.CODES: "weights are rounded plainly",
-    Stage.CORRECTIONS: "biases are as they are",
+    "choose_ranges": "ranges are as observed",
+    "block_gptq": "weights are rounded plainly",
+    "keep_float": "no layer is left float for its own rounding",
+    "bias_correction": "biases are as they are",
 }
 
 
@@ -164,7 +165,7 @@ def _drop_unasked(gm: GraphModule) -> None:
     left = [a for a in own if a.name not in state.asked_algorithms]
     if left:
         state.algorithms = tuple(a for a in state.algorithms if a not in left)
-        told = " and ".join(_LEFT_OUT.get(a.stage, f"without {a.name}") for a in left)
+        told = " and ".join(_LEFT_OUT.get(a.name, f"without {a.name}") for a in left)
         provenance_of(gm).notes.append(
             f"{told}: block by block, others are compared only where an effort is asked for"
         )

@@ -19,6 +19,7 @@ STATIC_ALGORITHMS = {
     "saturation_limits",
     "choose_ranges",
     "block_gptq",
+    "keep_float",
     "bias_correction",
 }
 MADE = RecipeFile(

@@ -236,6 +236,9 @@ def test_ranges_when_no_effort_is_asked_for_then_as_observed_and_said():
     gm = pq.prepare_pt2e(program, quantizer, algorithms=["gptq"])
     found = pq.convert_pt2e(pq.calibrate_by_block(gm, samples(), progress=False))
     notes = pq.provenance_of(found).notes
-    told = "ranges are as observed and biases are as they are: block by block"
+    told = (
+        "ranges are as observed and no layer is left float for its own rounding and biases are as "
+        "they are: block by block"
+    )
     assert any(told in note for note in notes)
     assert any("gptq" in step for r in pq.provenance_of(found).tensors for step in r.steps)

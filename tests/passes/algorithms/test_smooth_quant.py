@@ -282,3 +282,54 @@ def test_int8_when_layers_are_addmm_then_smoothed_as_linears(backend):
         found.append(quality(model, pq.convert_pt2e(prepared), held_out))
     assert found[1] == pytest.approx(found[0], abs=1.0)
     assert found[1] > 35
+
+
+class Bands(nn.Module):
+    """A recurrent layer on bands of which one is a hundred times another."""
+
+    def __init__(self, bidirectional: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(8, 16, bidirectional=bidirectional)
+        self.sizes = torch.logspace(0, -2, 8)
+        with torch.no_grad():
+            for name, weight in self.lstm.named_parameters():
+                if name.startswith("weight_ih"):
+                    weight.div_(self.sizes)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights:UserWarning")
+@pytest.mark.usefixtures("integers_everywhere")
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_layer_when_its_features_are_uneven_then_its_weight_takes_their_sizes(
+    backend, bidirectional
+):
+    model = Bands(bidirectional).eval()
+    batches = [torch.randn(5, 3, 8) * model.sizes for _ in range(8)]
+    program = torch.export.export(model, (batches[0],))
+    found = {}
+    for name in ("smooth_quant", None):
+        quantizer = pq.backends.get(backend).quantizer("int8")
+        quantizer.remove_algorithm("keep_float")
+        if name is None:
+            quantizer.remove_algorithm("smooth_quant")
+        prepared = pq.prepare_pt2e(program, quantizer)
+        gm = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+        held_out = torch.randn(5, 3, 8) * model.sizes
+        found[name] = sqnr_db(model(held_out), gm(held_out))
+        muls = [n for n in gm.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+        assert len(muls) == (name is not None)  # one for both directions
+    assert found["smooth_quant"] > found[None] + 5
+    rows = pq.compare(program, pq.convert_pt2e(_scaled(program, batches, backend)), batches[:1])
+    weights = [row for row in rows if row.part == "weight" and row.tensor.startswith("lstm.weight")]
+    assert len(weights) == 2 * (1 + bidirectional)
+    assert all(row.sqnr_db > 30 for row in weights)  # in the units of the program
+
+
+def _scaled(program, batches, backend):
+    quantizer = pq.backends.get(backend).quantizer("int8")
+    return pq.calibrate(pq.prepare_pt2e(program, quantizer), batches, progress=False)
