@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import Pt2eQuantWarning
@@ -55,20 +56,21 @@ def warn_of_merged_inputs(program: ExportedProgram) -> None:
         Pt2eQuantWarning: naming them.
     """
     leaves = pytree.tree_leaves(program.example_inputs, is_leaf=lambda value: value is None)
-    names = program.graph_signature.user_inputs
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    if program.example_inputs is None or len(leaves) != len(names):
+    # The last ones are the user's. A copied program may have other names than its signature.
+    nodes = program.graph.find_nodes(op="placeholder")[-len(leaves) :]
+    if len(leaves) != len(program.graph_signature.user_inputs) or len(leaves) != len(nodes):
         return
-    by_tensor: dict[int, list[str]] = {}
-    for leaf, name in zip(leaves, names, strict=True):
-        if isinstance(leaf, Tensor) and isinstance(name, str):
-            by_tensor.setdefault(id(leaf), []).append(name)
+    by_tensor: dict[int, list[Node]] = {}
+    for leaf, node in zip(leaves, nodes, strict=True):
+        if isinstance(leaf, Tensor):
+            by_tensor.setdefault(id(leaf), []).append(node)
     for same in by_tensor.values():
-        read = [name for name in same if nodes[name].users]
+        read = [node.name for node in same if node.users]
+        names = ", ".join(node.name for node in same)
         if 0 < len(read) < len(same):
             warnings.warn(
-                f"the inputs {', '.join(same)} were one tensor when torch.export captured the "
-                f"program: it reads {', '.join(read)} alone and ignores the others. Export the "
+                f"the inputs {names} were one tensor when torch.export captured the program: it "
+                f"reads {', '.join(read)} alone and ignores the others. Export the "
                 "model with a tensor of its own for each input",
                 Pt2eQuantWarning,
                 stacklevel=4,

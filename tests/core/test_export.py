@@ -1,5 +1,6 @@
 """What the export drops of torch's remarks, and what it does about inputs that are one tensor."""
 
+import copy
 import warnings
 
 import pytest
@@ -53,7 +54,17 @@ def test_prepare_when_torch_merged_two_inputs_then_warns_by_their_names():
     quantizer = pq.backends.get("xnnpack").quantizer("int8")
     with pytest.warns(Pt2eQuantWarning, match="the inputs h, c were one tensor .* reads c alone"):
         pq.prepare(merged, quantizer)
+    with pytest.warns(Pt2eQuantWarning, match="the inputs h, c were one tensor"):
+        pq.prepare(copy.deepcopy(merged), quantizer)
     apart = torch.export.export(model, (zeros,), {"c": zeros.clone()})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pq.prepare(apart, quantizer)
+
+
+def test_prepare_when_a_program_was_copied_then_other_names_of_inputs_do_no_harm():
+    program = torch.export.export(nn.Sequential(nn.Linear(4, 4)), (torch.zeros(2, 4),))
+    copied = copy.deepcopy(program)
+    assert program.graph_signature.user_inputs == ("input",)
+    assert copied.graph.find_nodes(op="placeholder")[-1].name != "input"
+    pq.prepare(copied, pq.backends.get("xnnpack").quantizer("int8"))
