@@ -34,7 +34,7 @@ __all__ = [
     "as_pass",
     "insert_statistics",
     "move_spec",
-    "record_inserted",
+    "record_float",
     "take_statistics",
 ]
 
@@ -170,14 +170,23 @@ def move_spec(call: Node, old: Node, new: Node) -> None:
         specs[new] = specs.pop(old)
 
 
-def record_inserted(graph: AlgorithmGraph, node: Node, reason: str, *held: Tensor) -> None:
-    """Record an operator that an algorithm inserted and that computes in float.
+def record_float(
+    graph: AlgorithmGraph,
+    node: Node,
+    reason: str,
+    *held: Tensor,
+    fix: str = "",
+    is_choice: bool = False,
+) -> None:
+    """Record an operator that computes in float because of an algorithm.
 
     Args:
         graph: what it is in.
         node: the operator.
-        reason: which algorithm inserted it, and what for.
-        held: its constants.
+        reason: which algorithm inserted it or left it float, and what for.
+        held: its float constants.
+        fix: what to do about that.
+        is_choice: it could compute in integers.
     """
     record = FloatRecord(
         node=node.name,
@@ -185,6 +194,8 @@ def record_inserted(graph: AlgorithmGraph, node: Node, reason: str, *held: Tenso
         module=module_path(node),
         reason=reason,
         size=sum(value.numel() * value.element_size() for value in held),
+        fix=fix,
+        is_choice=is_choice,
     )
     provenance_of(graph.gm).floats.append(record)
 

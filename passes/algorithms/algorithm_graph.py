@@ -70,7 +70,7 @@ class AlgorithmGraph:
     def quantized(self, overloads: Overloads) -> list[Node]:
         """The calls of an operator whose weights get static integers, in graph order."""
         return [
-            n for n in self.calls(overloads) if has_integers(self.observer(argument(n, "weight")))
+            n for n in self.calls(overloads) if has_integers(self.observer(layer_operands(n)[1]))
         ]
 
     def source(self, call: Node) -> Node:

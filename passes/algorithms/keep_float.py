@@ -8,22 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.errors import module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.recurrent_ops import RecurrentLayer, Rounding
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, arguments, layer_operands
+from pt2e_quant.graph.ops import arguments, layer_operands
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import BARRED_KEY, Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm import BARRED_KEY, Algorithm, Site, Stage, record_float
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
-    has_integers,
     is_quantized_output,
     unobserved,
 )
-from pt2e_quant.passes.algorithms.bias_correction import channels_first
+from pt2e_quant.passes.algorithms.bias_correction import LAYERS, channels_first
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.observed_run import (
     energy,
@@ -36,14 +32,14 @@ from pt2e_quant.passes.algorithms.range_groups import is_chosen
 MOST_CALLS = 2
 """In so many calls layers are looked at."""
 LEAST_DB = 20.0
-"""Below this SQNR a layer's own rounding takes more than a tenth of its output's amplitude. Layers
-of trained networks in int8 are at 33 to 40 dB."""
+"""Below this SQNR a layer's own rounding takes more than a tenth of its output's amplitude; layers
+that int8 suits are far above (docs/decisions/040)."""
 
 HALF_DB = 10 * log10(2)
 LEAST_STEPS = 253
 """Of a weight of 8 bits, from -127 to 127 for example."""
 
-_LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE, RecurrentLayer)
+_LAYERS = (*LAYERS, RecurrentLayer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +47,11 @@ class KeepFloat(Algorithm):
     """Leave a layer float whose own rounding costs more than a tenth of its output.
 
     Each linear, convolution and recurrent layer is computed once more in some kept calls, from the
-    float model's values, with its weight and what it reads rounded. Most lose a fiftieth of their
-    amplitude so. A product by differences (a matrix that centers its input, a wavelet) and a layer
-    that reads powers of a spectrum in all their orders of magnitude can lose all of it, whatever
-    ranges and integers the algorithms before this one chose. The input of such a layer stays
-    rounded where it comes from an operator in integers, which else would become float too.
+    float model's values, with its weight and what it reads rounded. Most lose little. A product by
+    differences (a matrix that centers its input, a wavelet) and a layer that reads powers of a
+    spectrum in all their orders of magnitude can lose all of it, whatever ranges and integers the
+    algorithms before this one chose. The input of such a layer stays rounded where it comes from an
+    operator in integers, which else would become float too.
 
     Of a recurrent layer first its inputs and states stay float, and its weights in integers, where
     that is enough.
@@ -111,7 +107,15 @@ class KeepFloat(Algorithm):
             return ""
         way.take(graph, layer)
         told = f"its own rounding leaves {db:.1f} dB of its output; {way.text}"
-        _record(graph, layer, f"{self.name}: {told}")
+        _, weight = layer_operands(layer)
+        record_float(
+            graph,
+            layer,
+            f"{self.name}: {told}",
+            *([weight.meta["val"]] if graph.observer(weight) is None else []),
+            fix=f'quantizer.remove_algorithm("{self.name}") leaves it in integers',
+            is_choice=True,
+        )
         return f"{layer.name} ({db:.1f} dB, {way.text})"
 
 
@@ -203,12 +207,11 @@ def _never(observed: Node) -> bool:
 def _layers(graph: AlgorithmGraph) -> list[Node]:
     """The layers with weights of 8 bits: who asked for fewer knows that they cost more."""
     found = []
-    for layer in graph.calls(_LAYERS):
+    for layer in graph.quantized(_LAYERS):
         observer = graph.observer(layer_operands(layer)[1])
         least, greatest = (getattr(observer, name, 0) for name in ("quant_min", "quant_max"))
         is_barred = KeepFloat.name in layer.meta.get(BARRED_KEY, ())
-        is_wide = has_integers(observer) and (greatest or 0) - (least or 0) >= LEAST_STEPS
-        if is_wide and not is_barred:
+        if (greatest or 0) - (least or 0) >= LEAST_STEPS and not is_barred:
             found.append(layer)
     return found
 
@@ -273,20 +276,3 @@ class _Looker:
             observer = attribute(gm, str(observed.target))
             self.known[observed] = rounded_as_observed(observer, value)
         return self.known[observed]
-
-
-def _record(graph: AlgorithmGraph, layer: Node, reason: str) -> None:
-    _, weight = layer_operands(layer)
-    is_float = graph.observer(weight) is None
-    value = weight.meta["val"]
-    provenance_of(graph.gm).floats.append(
-        FloatRecord(
-            node=layer.name,
-            op=operator_name(layer),
-            module=module_path(layer),
-            reason=reason,
-            size=value.numel() * value.element_size() if is_float else 0,
-            fix=f'quantizer.remove_algorithm("{KeepFloat.name}") leaves it in integers',
-            is_choice=True,
-        )
-    )

@@ -12,7 +12,7 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.ops import LINEAR, argument, aten
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage, record_inserted
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage, record_float
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
     is_quantized_output,
@@ -99,7 +99,7 @@ class LowRank(Algorithm):
         for reader in readers:
             reader.replace_input_with(linear, total)
         reason = f"{self.name} put it there, to give back a part of the rounding error"
-        record_inserted(graph, thin, reason, *held)
+        record_float(graph, thin, reason, *held)
 
 
 def _factors(error: Tensor, hessian: Tensor, rank: int, damping: float) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, move_spec, record_inserted
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, move_spec, record_float
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -160,7 +160,7 @@ class QuaRot(Algorithm):
         linear.replace_input_with(source, made)
         move_spec(linear, source, made)
         reason = f"{self.name} put it there, to spread outlier channels"
-        record_inserted(graph, turned, reason, held)
+        record_float(graph, turned, reason, held)
         return f"quarot: its input is rotated at run time in blocks of {size}"
 
 

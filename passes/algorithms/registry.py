@@ -1,7 +1,7 @@
 """Names to algorithms; third parties add theirs by the entry point group pt2e_quant.algorithms."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
 from pt2e_quant.core.effort import Effort
@@ -192,8 +192,9 @@ def with_effort(
     kept = tuple(a for a in own if a.name != ChooseRanges.name and not a.is_left_to_data)
     if effort is Effort.FAST:
         return kept, tuple(asked)
-    if any(a.name == KeepFloat.name for a in own):
-        kept = (*kept, KeepFloat())
+    # It is a recipe's alone: who annotated for another quantizer may not expect it.
+    left = (a for a in own if isinstance(a, KeepFloat) and a.is_left_to_data)
+    kept = (*kept, *(replace(a, any_observer=True) for a in left))
     named = [algorithm_named(given) for given in asked]
     there = named if effort is Effort.BEST else [*named, *kept]
     taken, names = {a.stage for a in there}, {a.name for a in (*named, *kept)}

@@ -7,10 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.errors import module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, QuantizationSpec
-from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
     LINEAR,
@@ -22,7 +19,7 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.observers.run_time.placeholder import PerTokenPlaceholderObserver
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage, record_float
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, is_quantized_output
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -100,7 +97,7 @@ class RunTimeScales(Algorithm):
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Change the annotation of one linear."""
         plan: _Plan = site.plan
-        linear, gm = site.node, site.graph.gm
+        linear = site.node
         for node in {linear, plan.end}:
             node.meta[Q_ANNOTATION_KEY].output_qspec = None
         specs = linear.meta[Q_ANNOTATION_KEY].input_qspec_map
@@ -108,19 +105,10 @@ class RunTimeScales(Algorithm):
         bias = argument(linear, "bias")
         if hasattr(specs.get(bias), "derive_qparams_fn"):
             del specs[bias]  # a multiple of a scale that is not known
-        floats = provenance_of(gm).floats
         for node in (*plan.behind, *({plan.end} - {linear})):
             del node.meta[Q_ANNOTATION_KEY]
-            floats.append(
-                FloatRecord(
-                    node=node.name,
-                    op=operator_name(node),
-                    module=module_path(node),
-                    reason=f"{self.name}: {linear.name} takes its scales at run time",
-                    size=0,
-                    is_choice=True,
-                )
-            )
+            reason = f"{self.name}: {linear.name} takes its scales at run time"
+            record_float(site.graph, node, reason, is_choice=True)
         return f"{self.name}: a scale for each row at run time"
 
 

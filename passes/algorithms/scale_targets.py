@@ -21,13 +21,10 @@ from pt2e_quant.graph.ops import (
     aten,
     is_call,
     layer_operands,
+    operand_names,
 )
-from pt2e_quant.passes.algorithms.algorithm import move_spec, record_inserted
-from pt2e_quant.passes.algorithms.algorithm_graph import (
-    AlgorithmGraph,
-    Constant,
-    unobserved,
-)
+from pt2e_quant.passes.algorithms.algorithm import move_spec, record_float
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 
 OUTPUT_FACTORS_KEY = "pt2e_quant.output_factors"
@@ -212,8 +209,7 @@ def divide_inputs(
         by: the algorithm, for the record of what stays float.
         on_the_way: the layer whose rows are the target, and all between it and the readers.
     """
-    name = "w_ih" if linears[0].target is RecurrentLayer else "weight"
-    weights = [graph.constant(linear, name) for linear in linears]
+    weights = [graph.constant(linear, operand_names(linear)[1]) for linear in linears]
     for weight, linear in zip(weights, linears, strict=True):
         weight.set(weight.value.double() * columns_of(factors, linear))
         note_factors(linear, INPUT_FACTORS_KEY, factors)
@@ -267,5 +263,5 @@ def multiply(
         reader.replace_input_with(source, made)
         move_spec(reader, source, made)
     reason = f"{by} put it there, to give outlier channels their own steps"
-    record_inserted(graph, made, reason, held)
+    record_float(graph, made, reason, held)
     return made

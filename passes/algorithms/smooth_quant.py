@@ -15,7 +15,6 @@ from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
-    has_integers,
     is_quantized_output,
     is_static_per_tensor,
 )
@@ -78,9 +77,9 @@ class SmoothQuant(Algorithm):
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The first of the linears that read an observer, or of the layers that read a tensor."""
         seen: set[Node] = set()
-        for layer in graph.calls((RecurrentLayer,)):
-            x, weight = layer_operands(layer)
-            if x not in seen and has_integers(graph.observer(weight)):
+        for layer in graph.quantized((RecurrentLayer,)):
+            x, _ = layer_operands(layer)
+            if x not in seen:
                 seen.add(x)
                 yield Site(graph, layer, "x")
         for linear in graph.calls(LINEAR):

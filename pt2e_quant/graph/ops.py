@@ -87,13 +87,17 @@ def argument(node: Node, name: str) -> Any:
     return arguments(node)[name]
 
 
-def layer_operands(call: Node) -> tuple[Node, Node]:
-    """The tensor that a layer reads, and the weight that it multiplies with it.
+def operand_names(call: Node) -> tuple[str, str]:
+    """The names of what a layer reads, and of the weight that it multiplies with it.
 
     Of a recurrent layer it is the weight of the inputs.
     """
-    names = ("x", "w_ih") if call.target is RecurrentLayer else ("input", "weight")
-    data, weight = (argument(call, name) for name in names)
+    return ("x", "w_ih") if call.target is RecurrentLayer else ("input", "weight")
+
+
+def layer_operands(call: Node) -> tuple[Node, Node]:
+    """The tensor that a layer reads, and the weight that it multiplies with it."""
+    data, weight = (argument(call, name) for name in operand_names(call))
     return data, weight
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.passes.algorithms import BalanceChannels, Gptq, SmoothQuant, registry
+from pt2e_quant.passes.algorithms import BalanceChannels, Gptq, KeepFloat, SmoothQuant, registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +57,12 @@ def test_combination_when_one_rounds_weights_then_it_runs_last():
 def test_combination_when_two_round_weights_then_refused():
     with pytest.raises(ConfigError, match="gptq and other_rounding both choose the integers"):
         registry.combined([Gptq()], [OtherRounding()])
+
+
+def test_effort_when_a_recipe_brings_keep_float_then_its_settings_stay():
+    for own in (KeepFloat(least_db=30.0), KeepFloat(least_db=30.0, any_observer=False)):
+        kept, _ = registry.with_effort([own], [], registry.Effort.BALANCED)
+        assert [a for a in kept if isinstance(a, KeepFloat)] == [KeepFloat(least_db=30.0)]
+    assert not any(
+        isinstance(a, KeepFloat) for a in registry.with_effort([], [], registry.Effort.BALANCED)[0]
+    )
