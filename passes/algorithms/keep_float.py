@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.recurrent_ops import RecurrentLayer, Rounding
+from pt2e_quant.core.recurrent_ops import ROUNDING_KEY, RecurrentLayer, Rounding
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import arguments, layer_operands
@@ -172,28 +172,31 @@ class _Way:
                 gathered.least_scales.pop(observed, None)
                 graph.gm.graph.erase_node(observed)
         if self.rounding is not None:
-            layer.args = (*layer.args[:-1], str(self.rounding))
+            layer.meta[ROUNDING_KEY] = str(self.rounding)
         if graph.observer(layer_operands(layer)[1]) is None:
             layer.meta.pop(Q_ANNOTATION_KEY, None)
 
 
 def _annotated(layer: Node) -> _Way:
     """The way in which a layer is computed."""
-    is_recurrent = layer.target is RecurrentLayer
-    return _Way("", _always, Rounding(arguments(layer)["rounding"]) if is_recurrent else None)
+    return _Way("", _always, _rounding(layer) if layer.target is RecurrentLayer else None)
 
 
 def _others(graph: AlgorithmGraph, layer: Node) -> list[_Way]:
     """How else a layer can be computed, the least change first."""
     if layer.target is RecurrentLayer:
         in_float = _Way("in float", _never, Rounding.NONE)
-        if arguments(layer)["rounding"] == Rounding.NONE:
+        if _rounding(layer) is Rounding.NONE:
             return [in_float]
         return [_Way("weights in integers, all else float", _always, Rounding.NONE), in_float]
     data, _ = layer_operands(layer)
     if graph.observer(data) is None or not is_quantized_output(unobserved(data)):
         return [_Way("in float", _never)]
     return [_Way("in float, its input rounded", lambda observed: observed is data)]
+
+
+def _rounding(layer: Node) -> Rounding:
+    return Rounding(layer.meta.get(ROUNDING_KEY, Rounding.NONE))
 
 
 def _always(observed: Node) -> bool:
@@ -249,10 +252,9 @@ class _Looker:
     def _look(self, node: Node, value: Any) -> None:
         if node not in self.ways:
             return
-        if node.target is RecurrentLayer:  # the run rounds its states
-            value = self._output(node, _Way("", _never, Rounding.NONE))
+        exact = value[0] if node.target is RecurrentLayer else value
         for way in self.ways[node]:
-            way.add(node, value.float(), self._output(node, way))
+            way.add(node, exact.float(), self._output(node, way))
 
     def _output(self, node: Node, way: _Way) -> torch.Tensor:
         def read(operand: Node) -> Any:

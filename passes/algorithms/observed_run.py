@@ -20,6 +20,7 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CONV, LINEAR, argument, arguments, is_call
 from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
+from pt2e_quant.passes.recurrent.round_recurrent import as_rounded
 
 MOST_ROWS = 16
 """The most output channels of a linear or convolution that are computed again."""
@@ -34,9 +35,15 @@ class ObservedRun:
     Args:
         gm: prepared, without statistics in it; its constants stay while it is run.
         observe: what an observer node makes of its input.
+        function: what computes a call of a function; None for its target.
     """
 
-    def __init__(self, gm: GraphModule, observe: Callable[[Node, Any], Any]) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        observe: Callable[[Node, Any], Any],
+        function: Callable[[Node], Callable[..., Any]] | None = None,
+    ) -> None:
         self.observe = observe
         self.env: dict[Node, Any] = {}
         """The values that are still to be read."""
@@ -48,7 +55,7 @@ class ObservedRun:
         """The value of each constant in the runs."""
         self._written = [n for n in constants if str(n.target) in written]
         self._inputs = [n for n in nodes if n.op == "placeholder"]
-        self._steps = [(n, *_how_called(n)) for n in nodes if n.op.startswith("call_")]
+        self._steps = [(n, *_how_called(n, function)) for n in nodes if n.op.startswith("call_")]
         (self._output,) = (n for n in nodes if n.op == "output")
         last = {node: node for node in nodes}
         last.update((source, node) for node in nodes for source in node.all_input_nodes)
@@ -92,12 +99,15 @@ class ObservedRun:
         return node.target(**given)  # type: ignore[operator]  # an operator
 
 
-def _how_called(node: Node) -> tuple[Callable[..., Any] | None, Any, dict[str, Any]]:
+def _how_called(
+    node: Node, function: Callable[[Node], Callable[..., Any]] | None
+) -> tuple[Callable[..., Any] | None, Any, dict[str, Any]]:
     """The function that computes a node (None for an observer), and its arguments."""
     if node.op == "call_module":
         return None, tuple(node.all_input_nodes), {}
     assert callable(node.target)  # exported graphs call functions
-    return node.target, node.args, dict(node.kwargs)
+    compute = node.target if function is None else function(node)
+    return compute, node.args, dict(node.kwargs)
 
 
 def filled(given: Any, read: Callable[[Node], Any]) -> Any:
@@ -201,7 +211,7 @@ def rounded_run(
             known[node] = made
         return made
 
-    run = ObservedRun(gm, observe)
+    run = ObservedRun(gm, observe, as_rounded)
     run.constants.update(constants)
     return run
 

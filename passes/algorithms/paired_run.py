@@ -13,6 +13,7 @@ from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.meta import attribute, constant_nodes
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, is_call
 from pt2e_quant.observers.rounding import rounded
+from pt2e_quant.passes.recurrent.round_recurrent import as_rounded
 
 MOST_BYTES = 2**30
 """The most bytes of live values of all calls; where calls need more, fewer are run."""
@@ -160,7 +161,8 @@ class PairedRun:
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
         if node.op == "call_module":
             return args[0] if exact else round_through(attribute(self.gm, str(target)), args[0])
-        return target(*args, **kwargs)
+        function = target if exact else as_rounded(node)
+        return function(*args, **kwargs)
 
     def _value(self, node: Node, call: int, *, exact: bool) -> Any:
         found = self._values[call].get(node)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.recurrent_ops import Cell, RecurrentLayer, Rounding
+from pt2e_quant.core.recurrent_ops import ROUNDING_KEY, Cell, RecurrentLayer, Rounding
 from pt2e_quant.graph.editor import Editor, operator_name
 from pt2e_quant.graph.op_table import SOURCE_KEY
 from pt2e_quant.graph.ops import RECURRENT, RECURRENT_CELL, arguments, aten, is_call, is_getitem
@@ -43,9 +43,11 @@ def split_recurrent(rounding_of: RoundingOf) -> GraphPass:
 
     Before:  y, h, c = lstm(x, [h0, c0], [w_ih, w_hh, …], True, 2, 0.0, False, False, True)
     After:   t = transpose(x, 0, 1)
-             y0, c0' = recurrent_layer(t, h0[0], c0[0], w_ih, w_hh, …, "lstm", False, rounding)
+             y0, c0' = recurrent_layer(t, h0[0], c0[0], w_ih, w_hh, …, "lstm", False, "none")
              y1, c1' = recurrent_layer(y0, h0[1], c0[1], …)
              y = transpose(y1, 0, 1); h = stack([y0[-1], y1[-1]]); c = stack([c0', c1'])
+
+    How a layer is to round stands in its metadata until convert (`round_recurrent`).
 
     Args:
         rounding_of: decides on each layer.
@@ -153,8 +155,10 @@ class _Stack:
             self._projection(weights),
             str(self.cell),
             place % self.directions == 1,
-            str(rounding),
+            str(Rounding.NONE),
         )
+        if rounding is not Rounding.NONE:
+            made.meta[ROUNDING_KEY] = str(rounding)
         made.meta[SOURCE_KEY] = f"aten.{self.cell}"
         return self._call(getitem, made, 0), made
 

@@ -27,6 +27,12 @@ class Cell(StrEnum):
     RNN_RELU = "rnn_relu"
 
 
+ROUNDING_KEY = "pt2e_quant.rounding"
+"""The key of `node.meta` that holds the `Rounding` of a layer in a prepared graph.
+
+The layer itself computes in float, as all of a prepared graph does, until convert."""
+
+
 class Rounding(StrEnum):
     """Rounding of inputs and hidden states to 8 bits at run time, in front of the products.
 

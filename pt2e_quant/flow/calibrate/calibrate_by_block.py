@@ -37,6 +37,7 @@ from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import has_value
 from pt2e_quant.passes.algorithms.paired_run import blocks, fixed_nodes
+from pt2e_quant.passes.recurrent.round_recurrent import as_rounded
 
 
 def calibrate_by_block(
@@ -351,8 +352,8 @@ class _BlockRun:
     def _compute(self, node: Node, values: dict[Node, Any], *, observes: bool | None) -> Any:
         """The value of a node.
 
-        Observers see what comes by, or they round it if they do so at run time, or with None do
-        nothing.
+        Observers see what comes by, or they and recurrent layers round if they do so at run time,
+        or with None do nothing.
         """
         if node.op == "get_attr":
             return attribute(self.gm, str(node.target))
@@ -360,7 +361,8 @@ class _BlockRun:
         args, kwargs = given
         target: Any = node.target
         if node.op == "call_function":
-            return target(*args, **kwargs)
+            function = as_rounded(node) if observes is False else target
+            return function(*args, **kwargs)
         module: Any = attribute(self.gm, str(target))
         if observes:
             return module(*args, **kwargs)

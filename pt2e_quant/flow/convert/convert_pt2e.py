@@ -85,6 +85,7 @@ from pt2e_quant.passes.cleanup.lift_constants import lift_constants
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 from pt2e_quant.passes.mutation.functionalize_activations import restore_in_place
 from pt2e_quant.passes.qdq.port_metadata import port_metadata
+from pt2e_quant.passes.recurrent.round_recurrent import round_recurrent
 from pt2e_quant.passes.reference.integer_forward import drop_integer_forwards
 from pt2e_quant.passes.weights.pack_weights import pack_weights
 from pt2e_quant.passes.weights.store_weights import store_weights
@@ -198,6 +199,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
         if state.is_qat or state.as_torchao:
             # Prepare left what is computed from parameters, so that these train.
             run_passes(gm, (fold_observed_constants,))
+        run_passes(gm, (round_recurrent,))
         _Converter(gm, state, provenance, how).run()
         if state.as_torchao:
             run_passes(gm, (restore_in_place,))

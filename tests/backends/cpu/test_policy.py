@@ -124,5 +124,6 @@ def test_small_lstm_when_slower_is_allowed_then_its_state_is_rounded(monkeypatch
         CPU.allowing_slower().quantizer("int8_dynamic"),
     ):
         gm = prepare_pt2e(torch.export.export(layer, (torch.randn(3, 1, 8),)), quantizer)
+        gm = convert_pt2e(gm)
         forms += [arguments(n)["rounding"] for n in gm.graph.nodes if n.target is RecurrentLayer]
     assert forms == [Rounding.NONE, Rounding.PER_TENSOR]
