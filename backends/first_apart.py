@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
 from pt2e_quant.backends.rounding_noise import (
-    FLIP_DRAWS,
     bound_with_flips,
+    flip_draws,
     run_with_flipped_steps,
 )
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
@@ -216,7 +216,7 @@ class _Search:
         return _Verdict(ratio, value, agrees)
 
     def _bound_with_flips(self, part: GraphModule, expected: list[Any], ratio: float) -> float:
-        calls = (partial(run_with_flipped_steps, part, draw=draw) for draw in range(FLIP_DRAWS))
+        calls = (partial(run_with_flipped_steps, part, draw=draw) for draw in flip_draws(part))
         flips = (sqnr_db(expected, run_on_sample(part, self.sample, call)) for call in calls)
         return bound_with_flips(self.bound_db, ratio, flips)
 

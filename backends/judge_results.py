@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.compare_results import Results, compare
 from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
-from pt2e_quant.backends.rounding_noise import DRAWS, FLIP_DRAWS, bound_with_flips
+from pt2e_quant.backends.rounding_noise import DRAWS, bound_with_flips, flip_draws
 from pt2e_quant.backends.run_calls import BUFFER
 from pt2e_quant.backends.trials import Trials
 from pt2e_quant.core.errors import ArtifactError
@@ -140,7 +140,7 @@ class Judge:
         expected = self.trials.trials[at].results[name]
         more = 10 ** ((FRESH_MARGIN_DB if at else DRAW_MARGIN_DB) / 10)
         most = 0
-        for draw in range(FLIP_DRAWS):
+        for draw in flip_draws(self.trials.gm):
             flipped = self.trials.flipped(at, draw)[name]
             most = max(most, int(compare(expected, flipped).wrong * more))
             if most >= wrong:
@@ -214,7 +214,7 @@ class Judge:
     def _bound_with_flips(self, at: int, name: str, found_db: float, bound_db: float) -> float:
         """The bound of a result, where the graph's steps may flip as on another runtime."""
         expected = self.trials.trials[at].results[name]
-        draws = (self.trials.flipped(at, draw)[name] for draw in range(FLIP_DRAWS))
+        draws = (self.trials.flipped(at, draw)[name] for draw in flip_draws(self.trials.gm))
         flips = (compare(expected, value).ratio_db for value in draws)
         bound = bound_with_flips(bound_db, found_db, flips)
         if found_db >= bound:

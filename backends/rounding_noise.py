@@ -298,6 +298,19 @@ def run_with_flipped_steps(gm: GraphModule, *leaves: Any, draw: int = 0) -> Any:
     return _Flipped(gm, disturbed.steps).run(*leaves, enable_io_processing=False)
 
 
+def flip_draws(gm: GraphModule) -> range:
+    """The draws of a graph with flipped steps: FLIP_DRAWS, or none where it has no step function.
+
+    An operator whose values are not known counts as one.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _may_be_step(node):
+            values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+            if any(value is None for value in values) or _is_step(node, values[1:], values[0]):
+                return range(FLIP_DRAWS)
+    return range(0)
+
+
 def bound_with_flips(bound_db: float, found_db: float, flips_db: Iterable[float]) -> float:
     """The least SQNR of a result behind step functions, which may flip beside what it is off by.
 

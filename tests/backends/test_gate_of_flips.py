@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2e_quant.backends.gate import check_artifact
-from pt2e_quant.backends.rounding_noise import DRAWS, run_with_flipped_steps
+from pt2e_quant.backends.rounding_noise import (
+    DRAWS,
+    FLIP_DRAWS,
+    flip_draws,
+    run_with_flipped_steps,
+)
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.flow.calibrate.sample import Sample, sqnr_db
@@ -93,6 +98,7 @@ def test_gate_when_more_than_steps_is_apart_then_refused(step, fault, artifact_o
 def test_flipped_steps_when_nothing_else_is_disturbed_then_most_values_are_exact(step):
     gm, sample = graph_of(step)
     plain = gm(*sample.leaves)
+    assert len(flip_draws(gm)) == FLIP_DRAWS
     for draw in range(DRAWS):
         (found,) = run_with_flipped_steps(gm, *sample.leaves, draw=draw)
         assert 0 < float((plain != found).double().mean()) < 0.1
@@ -130,3 +136,4 @@ def test_flipped_steps_when_graph_is_smooth_then_it_is_exact():
     gm = torch.export.export(nn.Sequential(nn.Linear(16, 8), nn.Tanh()).eval(), (x,)).module()
     gm.meta[CAPTURE_KEY] = rebuild_capture(gm, ())
     assert torch.equal(run_with_flipped_steps(gm, x)[0], gm(x))
+    assert len(flip_draws(gm)) == 0
