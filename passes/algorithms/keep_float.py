@@ -163,18 +163,21 @@ class _Way:
         for observed in [n for n in layer.all_input_nodes if graph.observer(n) is not None]:
             if self.rounds(observed):
                 continue
-            source, gathered = unobserved(observed), graph.gathered
-            layer.replace_input_with(observed, source)
-            if (value := gathered.floats.pop(source, None)) is not None:
-                layer.replace_input_with(source, graph.editor.rebind(source, value, reader=layer))
+            gathered = graph.gathered
+            layer.replace_input_with(observed, unobserved(observed))
             if not observed.users:
                 gathered.observers.pop(observed, None)
                 gathered.least_scales.pop(observed, None)
                 graph.gm.graph.erase_node(observed)
+        if graph.observer(layer_operands(layer)[1]) is None:
+            # A bias too, which no observer need stand behind: it made up for the rounded weight.
+            for source in layer.all_input_nodes:
+                if (value := graph.gathered.floats.pop(source, None)) is not None:
+                    made = graph.editor.rebind(source, value, reader=layer)
+                    layer.replace_input_with(source, made)
+            layer.meta.pop(Q_ANNOTATION_KEY, None)
         if self.rounding is not None:
             layer.meta[ROUNDING_KEY] = str(self.rounding)
-        if graph.observer(layer_operands(layer)[1]) is None:
-            layer.meta.pop(Q_ANNOTATION_KEY, None)
 
 
 def _annotated(layer: Node) -> _Way:

@@ -8,7 +8,9 @@ import pt2e_quant as pq
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, LINEAR, is_call
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 
 pytestmark = [
     pytest.mark.usefixtures("unmeasured", "integers_everywhere"),
@@ -126,6 +128,34 @@ def test_layer_when_it_reads_integers_then_these_stay_and_its_weight_does_not(ba
     # Of a CPU's convolution only readers ask for integers.
     assert is_dequantize(wide.args[0]) == (backend != "cpu")
     assert decibels(model, kept, held_out) > decibels(model, plain, held_out) + 6
+
+
+class MoveBiases(Algorithm):
+    """Changes the biases of convolutions as those algorithms do that make up for rounding."""
+
+    name, paper, fits = "move_biases", "none", "convolutions"
+    stage = Stage.CODES
+    needs_calls = True
+
+    def sites(self, graph):
+        return [Site(graph, node, "bias") for node in graph.quantized(CONV)]
+
+    def apply(self, site, statistics):
+        bias = site.graph.constant(site.node, "bias")
+        bias.set(bias.value + 0.25)
+        return "moved"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layer_when_left_float_then_its_bias_makes_up_for_no_rounding(backend):
+    model, batches = DeadChannel(), [(draw(2, 16, 9, 9, seed=s),) for s in range(4)]
+    quantizer = pq.backends.get(backend).allowing_slower().quantizer("int8")
+    quantizer.add_algorithm(MoveBiases())
+    prepared = pq.prepare_pt2e(torch.export.export(model.eval(), batches[0]), quantizer)
+    gm = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+    (wide,) = [n for n in gm.graph.nodes if is_call(n, CONV) and not is_dequantize(n.args[1])]
+    for operand, held in zip(wide.args[1:3], (model.wide.weight, model.wide.bias), strict=True):
+        assert torch.equal(constant_of(gm, operand), held)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
