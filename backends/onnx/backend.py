@@ -27,7 +27,7 @@ BACKEND = Backend(
     lowering=_lowering,
     policy=POLICY,
     transforms=(experts_as_linears,),
-    finishing=(leave_islands,),
+    placing=(leave_islands,),
     recurrent=recurrent_form,
     computes_in=(torch.float32,),
 )

@@ -75,6 +75,7 @@ class Backend:
     allowed: frozenset[str] = frozenset()
     transforms: tuple[GraphPass, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
+    placing: tuple[GraphPass, ...] = ()
     recurrent: RecurrentForm | None = None
     computes_in: Collection[torch.dtype] | None = None
     float_bodies: str = ""
@@ -128,6 +129,7 @@ class Backend:
             transforms=(*self.transforms, *found.transforms),
             algorithms=found.algorithms,
             finishing=self.finishing,
+            placing=self.placing,
             recurrent=self.recurrent,
             computes_in=self.computes_in,
             preferences=self.policy.preferences if self.policy is not None else None,

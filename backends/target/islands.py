@@ -23,7 +23,12 @@ from pt2e_quant.backends.target.in_float import (
     real_of,
 )
 from pt2e_quant.backends.target.layouts import Layout, layouts
-from pt2e_quant.backends.target.leave_slower import BYTES, elements_of, is_rounded
+from pt2e_quant.backends.target.leave_slower import (
+    BYTES,
+    elements_of,
+    is_marked_slower,
+    is_rounded,
+)
 from pt2e_quant.backends.target.speed_classes import CONVS, Work, work_of
 from pt2e_quant.backends.target.times import Times, predict, times_here
 from pt2e_quant.core.provenance import provenance_of
@@ -159,7 +164,8 @@ def _costs(gm: GraphModule, times: Times) -> _Costs:
     reads = {node: computed_reads(gm, node) for node in gm.graph.nodes}
     read_by = [node for node, dequantizes in reads.items() if dequantizes]
     for node in read_by:
-        forms = None if node.name in left else _forms(node, reads[node], times)
+        is_float = node.name in left or is_marked_slower(node)
+        forms = None if is_float else _forms(node, reads[node], times)
         found.integer[node], found.floating[node] = forms or (math.inf, 0.0)
     free = layouts(gm, {node for node in read_by if not math.isinf(found.integer[node])})
     kept = {node for layout in free for node in layout.operators}

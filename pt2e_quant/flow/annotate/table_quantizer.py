@@ -52,6 +52,8 @@ class TableQuantizer(Quantizer):
         transforms: passes that `transform_for_annotation` runs.
         algorithms: what is done to weights and ranges besides; `add_algorithm` adds to them.
         finishing: passes that convert runs on the q/dq graph.
+        placing: passes on a q/dq graph that take operators out of integers; convert runs them
+            before its algorithms, so that these see what is rounded, and once more behind them.
         recurrent: how a backend runs recurrent layers in integers; None leaves them float.
         computes_in: the float dtypes that the backend has kernels for: prepare lets the model
             compute in float32 instead of others (`compute_in_float32`). None leaves all.
@@ -69,6 +71,7 @@ class TableQuantizer(Quantizer):
         transforms: Sequence[GraphPass] = (),
         algorithms: Sequence[Algorithm] = (),
         finishing: Sequence[GraphPass] = (),
+        placing: Sequence[GraphPass] = (),
         recurrent: RecurrentForm | None = None,
         computes_in: Collection[torch.dtype] | None = None,
         preferences: Mapping[str, Preference] | None = None,
@@ -83,6 +86,7 @@ class TableQuantizer(Quantizer):
         self.asked_algorithms: frozenset[str] = frozenset()
         self.ruled_algorithms: frozenset[str] = frozenset()
         self.finishing = tuple(finishing)
+        self.placing = tuple(placing)
         self.recurrent = recurrent
         self.computes_in = computes_in
         self.preferences = preferences or {}
@@ -247,7 +251,7 @@ class TableQuantizer(Quantizer):
             )
         made.algorithms = ()  # training starts from the weights that the user gave
         made.ruled_algorithms = frozenset()
-        made.finishing = ()
+        made.finishing = made.placing = ()
         made.recurrent = None  # their steps run in one operator, which has no fake-quantizes inside
         return made
 

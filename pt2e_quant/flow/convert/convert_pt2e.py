@@ -23,6 +23,7 @@ from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY
+from pt2e_quant.flow.convert.draft import place_in_float
 from pt2e_quant.flow.convert.emit_qdq import (
     Quantized,
     described,
@@ -194,6 +195,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
     check_gathered(state, gathered)
     with one_recompile(gm) as changes:
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
+        log_passes(provenance, place_in_float(gm) if state.algorithms else ())
         log_passes(provenance, run_passes(gm, [as_pass(a, gathered) for a in state.algorithms]))
         changes.append(True)
         if state.is_qat or state.as_torchao:
@@ -209,7 +211,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
             is_trained = state.is_qat and not state.as_torchao
             run_passes(gm, (fold_trained_constants,) if is_trained else ())
             run_passes(gm, (store_weights,))
-        log_passes(provenance, run_passes(gm, state.finishing))
+        log_passes(provenance, run_passes(gm, (*state.placing, *state.finishing)))
         run_passes(gm, (drop_dead_constants,))
 
 

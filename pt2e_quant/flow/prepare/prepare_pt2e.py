@@ -295,6 +295,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         algorithms=tuple(a for a in options.algorithms if a.runs_in_convert),
         asked_algorithms=options.asked,
         finishing=tuple(getattr(quantizer, "finishing", ())),
+        placing=tuple(getattr(quantizer, "placing", ())),
         is_strict=options.strict,
         is_qat=options.is_qat,
         as_torchao=options.as_torchao,

@@ -77,6 +77,7 @@ class PreparedState:
         algorithms: those that convert runs before q/dq are made.
         asked_algorithms: the names of those that somebody asked for, beyond a recipe's own.
         finishing: passes of the quantizer on the q/dq graph.
+        placing: passes of the quantizer that take operators out of integers.
         is_strict: refuse an observer without data; otherwise warn.
         is_qat: prepared for training.
         as_torchao: convert to the form that torchao's PT2E gives, and after training by the
@@ -89,6 +90,7 @@ class PreparedState:
     algorithms: tuple[Algorithm, ...] = ()
     asked_algorithms: tuple[str, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
+    placing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
     is_qat: bool = False
     as_torchao: bool = False
