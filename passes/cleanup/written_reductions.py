@@ -32,12 +32,17 @@ def name_reductions(gm: GraphModule) -> PassResult:
 
     Before:  e = exp(x - amax(x, d, keepdim)); e / sum(e, d, keepdim);  mean(flatten(x, 2), 2)
     After:   softmax(x, d);                                             mean(x, [2, 3])
-             sum(x, [2, 3]) / (H * W) is mean(x, [2, 3]) too
+             sum(x, [2, 3]) / (H * W) and mean(mean(x, 3), 2) are mean(x, [2, 3]) too
     """
     editor = Editor(gm)
     notes = []
     for node in [n for n in gm.graph.nodes if is_call(n, (*DIV, *MUL, *MEAN))]:
-        made = _softmax(editor, node) or _mean_of_sum(editor, node) or _mean_of_flat(editor, node)
+        made = (
+            _softmax(editor, node)
+            or _mean_of_sum(editor, node)
+            or _mean_of_flat(editor, node)
+            or _mean_of_mean(editor, node)
+        )
         if made is not None:
             editor.replace(node, made)
             notes.append(Note(node.name, f"is written out: {made.target}"))
@@ -104,6 +109,27 @@ def _mean_of_sum(editor: Editor, node: Node) -> Node | None:
         return None
     keepdim = argument(total, "keepdim")
     return editor.call(aten.mean.dim, x, list(dims), keepdim, like=node, val=node.meta["val"])
+
+
+def _mean_of_mean(editor: Editor, node: Node) -> Node | None:
+    """A mean over axes of a mean over others, which nothing else reads."""
+    inner: Any = node.args[0]
+    if not is_call(node, MEAN) or not is_call(inner, MEAN) or len(inner.users) > 1:
+        return None
+    same = ("keepdim", "dtype")
+    if any(argument(node, name) != argument(inner, name) for name in same):
+        return None
+    if argument(node, "dtype") is not None:
+        return None
+    x, rank = inner.args[0], inner.args[0].meta["val"].dim()
+    first, second = argument(inner, "dim"), argument(node, "dim")
+    if not first or not second:
+        return None
+    gone = {dim % rank for dim in first}
+    keepdim = argument(node, "keepdim")
+    left = [axis for axis in range(rank) if keepdim or axis not in gone]
+    dims = sorted(gone | {left[dim] for dim in second})
+    return editor.call(aten.mean.dim, x, dims, keepdim, like=node, val=node.meta["val"])
 
 
 def _mean_of_flat(editor: Editor, node: Node) -> Node | None:
