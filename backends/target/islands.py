@@ -8,9 +8,9 @@ Aid of Network Flow Algorithms", 1977).
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule, Node
@@ -30,7 +30,7 @@ from pt2e_quant.backends.target.leave_slower import (
     is_rounded,
 )
 from pt2e_quant.backends.target.speed_classes import CONVS, Work, work_of
-from pt2e_quant.backends.target.times import Times, predict, times_here
+from pt2e_quant.backends.target.times import predict, times_here
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.op_table import ALLOWED_KEY, SLOWER
 from pt2e_quant.graph.ops import LINEAR, MAX_POOL2D, PERMUTE, is_call
@@ -51,6 +51,9 @@ _MARGIN = 1.1
 """By so much are operators in integers to be faster than in float."""
 
 _INTEGERS, _FLOATS = "integers", "floats"
+
+_Predicted = Callable[..., dict[str, float]]
+"""`predict` by measured times, for work and the number of measurements to take the median of."""
 
 _Place = Node | Layout
 """What is on one side of the cut; a layout is that of integers or that of floats."""
@@ -138,7 +141,8 @@ def slower_islands(gm: GraphModule, backend: str) -> dict[str, str]:
     times = times_here(backend)
     if not times:
         return {}
-    costs = _costs(gm, times)
+    # Layers of one network are of few sizes.
+    costs = _costs(gm, cache(partial(predict, times)))
     # Float is exact: integers are to be faster by more than times are told apart.
     weighed = replace(costs, integer={n: _MARGIN * cost for n, cost in costs.integer.items()})
     islands = _islands(weighed, _cut(weighed))
@@ -158,37 +162,42 @@ def slower_islands(gm: GraphModule, backend: str) -> dict[str, str]:
     return found
 
 
-def _costs(gm: GraphModule, times: Times) -> _Costs:
+def _costs(gm: GraphModule, predicted: _Predicted) -> _Costs:
     left = {record.node for record in provenance_of(gm).floats}
     found = _Costs({}, {}, {}, {}, {}, {})
     reads = {node: computed_reads(gm, node) for node in gm.graph.nodes}
     read_by = [node for node, dequantizes in reads.items() if dequantizes]
     for node in read_by:
         is_float = node.name in left or is_marked_slower(node)
-        forms = None if is_float else _forms(node, reads[node], times)
+        forms = None if is_float else _forms(node, reads[node], predicted)
         found.integer[node], found.floating[node] = forms or (math.inf, 0.0)
     free = layouts(gm, {node for node in read_by if not math.isinf(found.integer[node])})
     kept = {node for layout in free for node in layout.operators}
     for node in read_by:
         for read in reads[node]:
-            _add_conversions(found, gm, times, read, node, kept)
+            _add_conversions(found, gm, predicted, read, node, kept)
     for layout in free:
         found.integer[layout] = found.floating[layout] = 0.0
         for conv, beside in layout.convs.items():
-            ns = _predict_conversions(times, elements_of(beside))
+            ns = _predict_conversions(predicted, elements_of(beside))
             found.layout[conv, layout] = _sum(ns, ("reorder", "transpose"))
     return found
 
 
 def _add_conversions(
-    costs: _Costs, gm: GraphModule, times: Times, read: Node, node: Node, kept: Container[Node]
+    costs: _Costs,
+    gm: GraphModule,
+    predicted: _Predicted,
+    read: Node,
+    node: Node,
+    kept: Container[Node],
 ) -> None:
     """Add the conversions of what an operator reads through a dequantize.
 
     Args:
         costs: what is written.
         gm: the graph.
-        times: all measurements.
+        predicted: the times of work.
         read: the dequantize.
         node: the operator.
         kept: operators with a layout that is chosen by itself.
@@ -197,32 +206,32 @@ def _add_conversions(
     if real is None:
         return
     source, elements = behind_clips(gm, real), elements_of(real)
-    ns = _predict_conversions(times, elements)
+    ns = _predict_conversions(predicted, elements)
     is_free = source in kept, node in kept
     costs.quantize[source] = _conversion("quantize", source, node, ns, is_free=is_free)
     costs.dequantize[source, node] = _conversion("dequantize", node, source, ns, is_free=is_free)
     if is_call(node, MAX_POOL2D):
         # Fast only with channels last, as convolutions in integers leave them.
-        pool = predict(times, _of_elements("max_pool2d", elements))
+        pool = predicted(_of_elements("max_pool2d", elements))
         costs.enter[source, node] = pool.get("integer", 0.0)
 
 
-def _predict_conversions(times: Times, elements: int) -> dict[str, float]:
+def _predict_conversions(predicted: _Predicted, elements: int) -> dict[str, float]:
     """Nanoseconds by conversion; single changes of layout, differences of larger times, scatter."""
-    return predict(times, _of_elements("convert", elements), among=_CONVERSIONS)
+    return predicted(_of_elements("convert", elements), among=_CONVERSIONS)
 
 
-def _forms(node: Node, reads: Sequence[Node], times: Times) -> tuple[float, float]:
+def _forms(node: Node, reads: Sequence[Node], predicted: _Predicted) -> tuple[float, float]:
     """Times of an operator in integers and in float; float is endless where it is not judged."""
     if not all(map(_is_judged, reads)):
         return 0.0, math.inf
     if is_call(node, PERMUTE) and node.meta["val"].dim() == _SHUFFLED:
-        ns = predict(times, _of_elements("shuffle", elements_of(node)))
+        ns = predicted(_of_elements("shuffle", elements_of(node)))
         return ns.get("integer", 0.0), ns.get("float", 0.0)
     if is_call(node, MOVES):
         return 0.0, 0.0
     work = work_of(node)
-    ns = predict(times, work) if work is not None else {}
+    ns = predicted(work) if work is not None else {}
     # A linear gives floats as fast as integers; other results are rounded, or are not integers.
     if not ns or not (is_call(node, LINEAR) or is_rounded(node)):
         return 0.0, math.inf
