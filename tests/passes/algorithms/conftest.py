@@ -12,7 +12,7 @@ import pt2e_quant as pq
 
 
 @pytest.fixture
-def quantized() -> Callable[..., GraphModule]:
+def quantized(integers_everywhere: None) -> Callable[..., GraphModule]:
     """Quantizes a model by a recipe of the ONNX backend, with algorithms."""
 
     def quantize(

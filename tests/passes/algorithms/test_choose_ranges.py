@@ -336,6 +336,7 @@ def test_choose_ranges_when_a_layer_has_many_outputs_then_some_are_compared(monk
     assert any(record.evidence for record in pq.provenance_of(gm).tensors)
 
 
+@pytest.mark.usefixtures("integers_everywhere")
 def test_choose_ranges_when_progress_is_asked_for_then_each_step_shows_it(monkeypatch):
     shown = []
 
