@@ -1,19 +1,18 @@
 """A q/dq graph with some of its operators in float, and no rounding between them."""
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.leave_slower import CLIPS, mark_slower
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CAT, MAX_POOL1D, MAX_POOL2D, PAD, VIEWS, is_call
-from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.graph.subgraphs import copy_with_records
 
 MOVES = (*VIEWS, *CAT, *PAD, *MAX_POOL1D, *MAX_POOL2D)
 """They take about as long in integers as in float."""
@@ -21,9 +20,7 @@ MOVES = (*VIEWS, *CAT, *PAD, *MAX_POOL1D, *MAX_POOL2D)
 
 def in_float(gm: GraphModule, reasons: Mapping[str, str]) -> GraphModule:
     """A copy in which some operators compute in float; see `put_in_float`."""
-    made = copy_graph(gm)
-    table = provenance_of(gm)
-    made.meta[PROVENANCE_KEY] = replace(table, tensors=[*table.tensors], notes=[*table.notes])
+    made = copy_with_records(gm)
     put_in_float(made, reasons)
     return made
 

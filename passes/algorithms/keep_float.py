@@ -28,6 +28,7 @@ from pt2e_quant.passes.algorithms.observed_run import (
     rounded_as_observed,
 )
 from pt2e_quant.passes.algorithms.range_groups import is_chosen
+from pt2e_quant.passes.recurrent.round_recurrent import rounding_of
 
 MOST_CALLS = 2
 """In so many calls layers are looked at."""
@@ -182,24 +183,20 @@ class _Way:
 
 def _annotated(layer: Node) -> _Way:
     """The way in which a layer is computed."""
-    return _Way("", _always, _rounding(layer) if layer.target is RecurrentLayer else None)
+    return _Way("", _always, rounding_of(layer) if layer.target is RecurrentLayer else None)
 
 
 def _others(graph: AlgorithmGraph, layer: Node) -> list[_Way]:
     """How else a layer can be computed, the least change first."""
     if layer.target is RecurrentLayer:
         in_float = _Way("in float", _never, Rounding.NONE)
-        if _rounding(layer) is Rounding.NONE:
+        if rounding_of(layer) is Rounding.NONE:
             return [in_float]
         return [_Way("weights in integers, all else float", _always, Rounding.NONE), in_float]
     data, _ = layer_operands(layer)
     if graph.observer(data) is None or not is_quantized_output(unobserved(data)):
         return [_Way("in float", _never)]
     return [_Way("in float, its input rounded", lambda observed: observed is data)]
-
-
-def _rounding(layer: Node) -> Rounding:
-    return Rounding(layer.meta.get(ROUNDING_KEY, Rounding.NONE))
 
 
 def _always(observed: Node) -> bool:

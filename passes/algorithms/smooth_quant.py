@@ -26,6 +26,7 @@ from pt2e_quant.passes.algorithms.channel_scales import (
 )
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import Rows, divide_inputs, fold_target
+from pt2e_quant.passes.recurrent.round_recurrent import rounding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +125,12 @@ class SmoothQuant(Algorithm):
         graph, (source, _) = site.graph, layer_operands(site.node)
         layers = [n for n in source.users if n.target is RecurrentLayer and n.args[0] is source]
         weights = [graph.constant(layer, "w_ih").value for layer in layers]
-        rounding = Rounding(argument(site.node, "rounding"))
         choice = choose_channel_scale(
             statistics,
             weight=torch.cat([w.float() for w in weights]),
             least_gain=self.least_gain,
             candidates=candidates_of(self.alphas, self.quantiles),
-            is_rounded=rounding is not Rounding.NONE,
+            is_rounded=rounding_of(site.node) is not Rounding.NONE,
         )
         reason = "a multiplication costs little beside a recurrent layer"
         divide_inputs(graph, reason, choice.factors, source=source, linears=layers, by=self.name)

@@ -116,17 +116,17 @@ def _mean_of_mean(editor: Editor, node: Node) -> Node | None:
     inner: Any = node.args[0]
     if not is_call(node, MEAN) or not is_call(inner, MEAN) or len(inner.users) > 1:
         return None
-    same = ("keepdim", "dtype")
-    if any(argument(node, name) != argument(inner, name) for name in same):
+    keepdim, first, second = (
+        argument(node, "keepdim"),
+        argument(inner, "dim"),
+        argument(node, "dim"),
+    )
+    if keepdim != argument(inner, "keepdim") or not first or not second:
         return None
-    if argument(node, "dtype") is not None:
+    if any(argument(mean, "dtype") is not None for mean in (inner, node)):
         return None
     x, rank = inner.args[0], inner.args[0].meta["val"].dim()
-    first, second = argument(inner, "dim"), argument(node, "dim")
-    if not first or not second:
-        return None
     gone = {dim % rank for dim in first}
-    keepdim = argument(node, "keepdim")
     left = [axis for axis in range(rank) if keepdim or axis not in gone]
     dims = sorted(gone | {left[dim] for dim in second})
     return editor.call(aten.mean.dim, x, dims, keepdim, like=node, val=node.meta["val"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.recurrent_ops import ROUNDING_KEY, RecurrentLayer
+from pt2e_quant.core.recurrent_ops import ROUNDING_KEY, RecurrentLayer, Rounding
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
 
 
@@ -25,6 +25,11 @@ round_recurrent = GraphPass("round_recurrent", _edit, needs=(), gives=())
 Before:  recurrent_layer(x, h0, c0, w_ih, w_hh, …, "none"), metadata "per_row"
 After:   recurrent_layer(x, h0, c0, w_ih, w_hh, …, "per_row")
 """
+
+
+def rounding_of(layer: Node) -> Rounding:
+    """How a recurrent layer of a prepared graph is to round."""
+    return Rounding(layer.meta.get(ROUNDING_KEY, Rounding.NONE))
 
 
 def as_rounded(node: Node) -> Callable[..., Any]:

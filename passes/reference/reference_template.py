@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from pt2e_quant.core.dtypes import limits_of
+from pt2e_quant.core.dtypes import limits_of, used_limits
 from pt2e_quant.core.qdq import (
     DequantizePerChannel,
     DequantizePerTensor,
@@ -196,8 +196,6 @@ class _Writer:
     def _quantize(self, node: Node, module: Any, source: Node) -> Node:
         dtype = module.dtype
         limits = limits_of(dtype)
-        low = limits.quant_min if module.quant_min is None else int(module.quant_min)
-        high = limits.quant_max if module.quant_max is None else int(module.quant_max)
         is_per_channel = module.qscheme in PER_CHANNEL
         axis = int(module.ch_axis) if is_per_channel else None
         scale = zero_point = None
@@ -209,7 +207,7 @@ class _Writer:
         given: dict[str, Any] = {
             "observer": node.name,
             "axis": axis,
-            "limits": (low, high),
+            "limits": used_limits(module),
             "storage": limits.storage,
             "scale": scale,
             "zero_point": zero_point,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -114,3 +115,15 @@ def limits_of(dtype: torch.dtype) -> DTypeInfo:
         UnsupportedError: if nothing can be quantized to it.
     """
     return FLOAT8.get(dtype) or info(dtype)
+
+
+def used_limits(of: Any) -> tuple[int, int]:
+    """The least and greatest integer that an observer uses: its dtype's where it names none.
+
+    Args:
+        of: has dtype, quant_min and quant_max, as torch's observers do.
+    """
+    limits = limits_of(of.dtype)
+    low = limits.quant_min if of.quant_min is None else int(of.quant_min)
+    high = limits.quant_max if of.quant_max is None else int(of.quant_max)
+    return low, high

@@ -3,13 +3,14 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.graph.alias import region_operands, subgraph_of
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 
@@ -118,6 +119,13 @@ def copy_graph(gm: GraphModule) -> GraphModule:
         made = GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta = dict(gm.meta)
     copy_bodies(made)
+    return made
+
+
+def copy_with_records(gm: GraphModule) -> GraphModule:
+    """As `copy_graph`, with records of tensors and notes of its own, which passes may change."""
+    made, table = copy_graph(gm), provenance_of(gm)
+    made.meta[PROVENANCE_KEY] = replace(table, tensors=[*table.tensors], notes=[*table.notes])
     return made
 
 

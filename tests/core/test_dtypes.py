@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from pt2e_quant.core.dtypes import DTYPES, info
+from pt2e_quant.core.dtypes import DTYPES, info, used_limits
 from pt2e_quant.core.errors import UnsupportedError
 
 
@@ -37,3 +39,12 @@ def test_holds_when_range_is_outside_then_false():
     assert info(torch.int4).holds(-7, 7)
     assert not info(torch.int4).holds(-8, 8)
     assert not info(torch.int8).holds(5, 4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "used"),
+    [(None, None, (-128, 127)), (-127, None, (-127, 127)), (0, 15, (0, 15))],
+)
+def test_limits_when_an_observer_names_some_then_the_others_are_its_dtypes(low, high, used):
+    observer = SimpleNamespace(dtype=torch.int8, quant_min=low, quant_max=high)
+    assert used_limits(observer) == used

@@ -1,21 +1,19 @@
 """A draft of the q/dq graph, from which passes tell what is to compute in float in the end."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.dtypes import limits_of
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.dtypes import used_limits
 from pt2e_quant.core.qdq import is_quantize
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.convert.emit_qdq import emit_static
 from pt2e_quant.flow.prepare.prepared import observed_node, observers_of, prepared_state
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import PassRecord, run_passes
-from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.graph.subgraphs import copy_with_records
 from pt2e_quant.passes.algorithms.algorithm_graph import has_integers
 from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
 
@@ -45,7 +43,7 @@ def place_in_float(gm: GraphModule) -> Sequence[PassRecord]:
     before = _quantized(draft)
     records = run_passes(draft, passes)
     gone = before - _quantized(draft)
-    marks = {node.name: node.meta[CUSTOM_KEY] for node in draft.graph.nodes if _is_marked(node)}
+    marks = {n.name: n.meta[CUSTOM_KEY] for n in draft.graph.nodes if CUSTOM_KEY in n.meta}
     for node, _ in list(observers_of(gm)):
         source = observed_node(node)
         if source.name in gone:
@@ -71,9 +69,7 @@ def draft_of(gm: GraphModule) -> GraphModule | None:
     watched = [(node, o) for node, o in observers_of(gm) if node.name not in fixed]
     if not all(_is_plain(observer) for _, observer in watched):
         return None
-    made = copy_graph(gm)
-    table = provenance_of(gm)
-    made.meta[PROVENANCE_KEY] = replace(table, tensors=[*table.tensors], notes=[*table.notes])
+    made = copy_with_records(gm)
     editor = Editor(made)
     for node, observer in list(observers_of(made)):
         readers, source = list(node.users), observed_node(node)
@@ -96,13 +92,12 @@ def _is_plain(observer: Any) -> bool:
 
 
 def _of_scale_one(observer: Any) -> QParams:
-    limits = limits_of(observer.dtype)
-    low, high = observer.quant_min, observer.quant_max
+    low, high = used_limits(observer)
     return QParams(
         scale=torch.ones(1),
         zero_point=torch.zeros(1, dtype=torch.int32),
-        quant_min=limits.quant_min if low is None else low,
-        quant_max=limits.quant_max if high is None else high,
+        quant_min=low,
+        quant_max=high,
         dtype=observer.dtype,
     )
 
@@ -111,7 +106,3 @@ def _quantized(gm: GraphModule) -> set[str]:
     """The names of the values that a quantize reads."""
     read = (node.args[0] for node in gm.graph.nodes if is_quantize(node))
     return {value.name for value in read if isinstance(value, Node)}
-
-
-def _is_marked(node: Node) -> bool:
-    return CUSTOM_KEY in node.meta

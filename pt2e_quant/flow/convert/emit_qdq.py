@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.core.dtypes import info, limits_of
+from pt2e_quant.core.dtypes import info, limits_of, used_limits
 from pt2e_quant.core.formats import format_ops
 from pt2e_quant.core.formats.block_qparams import BlockQParams, KeptScale
 from pt2e_quant.core.formats.blocks import block_lengths
@@ -136,9 +136,7 @@ def emit_dynamic(editor: Editor, observer: Node, source: Node, module: Any) -> Q
         of_rows = (scale, zero_point, module.quant_min, module.quant_max, module.dtype)
         made = call(QuantizePerToken, source, *of_rows)
         return Quantized(made, DequantizePerToken, of_rows, names_dtype=True)
-    limits = info(module.dtype)
-    low = limits.quant_min if module.quant_min is None else int(module.quant_min)
-    high = limits.quant_max if module.quant_max is None else int(module.quant_max)
+    limits, (low, high) = info(module.dtype), used_limits(module)
     eps = float(getattr(module, "eps", torch.finfo(torch.float32).eps))
     is_symmetric = module.qscheme == torch.per_tensor_symmetric
     choose = _lib.choose_qparams_symmetric.tensor if is_symmetric else _lib.choose_qparams.tensor

@@ -14,6 +14,8 @@ from pt2e_quant.observers.static.histogram import HistogramObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.static.rounded_scale import RoundedScaleObserver
+from pt2e_quant.passes.algorithms import smooth_quant
+from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 SMOOTH = SmoothQuant()
@@ -328,6 +330,27 @@ def test_recurrent_layer_when_its_features_are_uneven_then_its_weight_takes_thei
     weights = [row for row in rows if row.part == "weight" and row.tensor.startswith("lstm.weight")]
     assert len(weights) == 2 * (1 + bidirectional)
     assert all(row.sqnr_db > 30 for row in weights)  # in the units of the program
+
+
+@pytest.mark.usefixtures("integers_everywhere")
+@pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights:UserWarning")
+@pytest.mark.parametrize(("layer", "is_rounded"), [(nn.LSTM, True), (nn.GRU, False)])
+def test_recurrent_layer_when_its_inputs_are_rounded_then_their_error_counts(
+    layer, is_rounded, monkeypatch
+):
+    """ONNX Runtime rounds what an LSTM reads, and has no GRU in integers."""
+    asked = []
+
+    def choose(*args, **kwargs):
+        asked.append(kwargs["is_rounded"])
+        return choose_channel_scale(*args, **kwargs)
+
+    monkeypatch.setattr(smooth_quant, "choose_channel_scale", choose)
+    model = nn.Sequential(layer(8, 16)).eval()
+    batches = [torch.randn(5, 3, 8) * torch.logspace(0, 2, 8) for _ in range(8)]
+    program = torch.export.export(model, (batches[0],))
+    pq.convert_pt2e(_scaled(program, batches, "onnx"))
+    assert asked == [is_rounded]
 
 
 def _scaled(program, batches, backend):
