@@ -1,7 +1,7 @@
 """Bias correction: take the mean error that quantization makes off the bias."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,6 @@ from torch.fx import Node
 
 from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import (
-    ACTIVATIONS,
     CONV,
     CONV_TRANSPOSE,
     LINEAR,
@@ -24,6 +23,7 @@ from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, unobserved
+from pt2e_quant.passes.algorithms.functions_behind import Functions, functions_behind
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.paired_run import Pair, round_through
 from pt2e_quant.passes.algorithms.range_groups import is_chosen
@@ -54,9 +54,9 @@ class BiasCorrection(Algorithm):
     """Take off each bias the mean error of its channel, layer by layer in graph order.
 
     The error is that of the layer's output with all layers before it quantized and corrected
-    (appendix D of the paper). Where an activation function alone reads the output, it is the mean
-    error behind that function which is taken off, by its slope: a relu passes no error of what is
-    below zero on.
+    (appendix D of the paper). Where functions of one element alone read the output, it is the mean
+    error behind them which is taken off, by their slope: a relu passes no error of what is below
+    zero on, and where a maximum is behind a leaky relu, ranges leave out what it does not pass on.
 
     An error that a few positions alone have (a token with huge values) is not that of the others:
     where less mean error would be more error at most positions, the bias stays.
@@ -96,13 +96,14 @@ class BiasCorrection(Algorithm):
                 f"calls have {count}"
             )
             return [Site(graph, layer, "bias", few) for layer in layers[:1]]
-        return [Site(graph, layer, "bias") for layer in layers]
+        places = {node: index for index, node in enumerate(graph.gm.graph.nodes)}
+        return [Site(graph, n, "bias", functions_behind(graph, n, places)) for n in layers]
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Correct one bias."""
         bias = site.graph.constant(site.node, "bias")
         rounded = next(site.graph.run.operands(argument(site.node, "bias"))).rounded
-        behind = _Behind.of(site.graph, site.node, rounded.double() - bias.value.double())
+        behind = _Behind(site.graph, site.plan, rounded.double() - bias.value.double())
         pairs = list(site.graph.run.outputs(site.node))
         found = [behind.error(site.node, pair) for pair in pairs]
         errors, slopes = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -145,63 +146,68 @@ def certain_part(means: Tensor, variances: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """The readers of a layer's output.
+    """What is computed from a layer's output alone.
 
     Args:
-        observer: of the output, None where it is not quantized by itself.
-        function: the activation function that alone reads it, None where there is none.
+        graph: the algorithm's.
+        functions: None where the output is read as it is.
         of_bias: the rounding error of the bias itself, [channels]: convert sees to it, and widens
             the weight's scale where int32 does not hold the bias.
     """
 
-    observer: Any
-    function: Callable[[Tensor], Tensor] | None
+    graph: AlgorithmGraph
+    functions: Functions | None
     of_bias: Tensor
-
-    @classmethod
-    def of(cls, graph: AlgorithmGraph, layer: Node, of_bias: Tensor) -> "_Behind":
-        """Return the readers of a layer's output."""
-        readers = list(layer.users)
-        observer = graph.observer(readers[0]) if len(readers) == 1 else None
-        if observer is not None:
-            readers = list(readers[0].users)
-        if len(readers) != 1 or not is_call(readers[0], ACTIVATIONS):
-            return cls(None, None, of_bias)
-        target: Any = readers[0].target
-        settings, named = readers[0].args[1:], readers[0].kwargs
-        return cls(observer, lambda value: target(value.clone(), *settings, **named), of_bias)
 
     def error(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
         """The mean error of each channel in each sample, and what a shift of it makes of that.
 
         Both are [samples, channels].
         """
-        exact, found = self._values(layer, pair)
-        if self.function is None:
+        exact, found = self._outputs(layer, pair)
+        if self.functions is None:
             errors = (found - exact).mean(2)
             return errors, torch.ones_like(errors)
         with torch.enable_grad():
             found = found.detach().requires_grad_()
-            made = self.function(found)
+            made = self._results(found, pair)
             (slopes,) = torch.autograd.grad(made.sum(), found)
-        errors = made.detach() - self.function(exact)
-        return errors.mean(2), slopes.mean(2)
+        errors = made.detach() - self._results(exact)
+        return errors.mean(2), slopes.mean(2) * found.shape[2] / made.shape[2]
 
     def gains(self, layer: Node, pair: Pair, shift: Tensor) -> Tensor:
         """Return 1 where a shift lowers the error of a position, 0 where it raises it, else 0.5."""
-        exact, found = self._values(layer, pair)
-        moved = found - shift[:, None]
-        if self.function is not None:
-            exact, found, moved = map(self.function, (exact, found, moved))
+        exact, found = self._outputs(layer, pair)
+        moved = self._results(found - shift[:, None], pair)
+        exact, found = self._results(exact), self._results(found, pair)
         before, after = ((value - exact).square().sum(1) for value in (found, moved))
         return ((before - after).sign() + 1).flatten() / 2
 
-    def _values(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
-        """Return the function's input, or else the output, in float and quantized."""
+    def _outputs(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
+        """Return the layer's output, in float and quantized."""
         found = channels_first(layer, pair.rounded) - self.of_bias[:, None]
-        if self.observer is not None:
-            found = round_through(self.observer, found.to(pair.rounded.dtype)).double()
         return channels_first(layer, pair.exact), found
+
+    def _results(self, output: Tensor, rounds: Pair | None = None) -> Tensor:
+        """The results of the functions, one after another along the positions.
+
+        Args:
+            output: of the layer, as float64[samples, channels, positions].
+            rounds: the pair whose rounded value it is, None for the exact one.
+        """
+        if self.functions is None:
+            return output
+
+        def through(observer: Any, value: Tensor) -> Tensor:
+            if rounds is None:
+                return value
+            made: Tensor = round_through(observer, value.to(rounds.rounded.dtype))
+            return made.double()
+
+        known = self.functions.values(self.graph, output, through)
+        # Without their own rounding, whose error no bias takes off.
+        results = dict.fromkeys(map(unobserved, self.functions.results))
+        return torch.cat([known[node].double() for node in results], dim=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

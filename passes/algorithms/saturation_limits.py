@@ -1,41 +1,22 @@
 """Leave out of ranges the values that the functions behind a tensor do not tell apart."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
-from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import (
-    ACTIVATIONS,
-    ADD,
-    DIV,
-    MAXIMUM,
-    MINIMUM,
-    MUL,
-    SUB,
-    Overloads,
-    is_call,
-)
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import OUT, STEPS_KEY, AlgorithmGraph
+from pt2e_quant.passes.algorithms.functions_behind import Functions, functions_behind
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.range_groups import open_observers
 
-_OF_ELEMENTS: Overloads = (
-    *ACTIVATIONS,
-    *(*MUL, *ADD, *SUB, *DIV, *MAXIMUM, *MINIMUM),
-)
-"""Operators that compute each element from one of each operand."""
-MOST_OPERATORS = 8
-"""Behind a tensor, that are followed."""
 POINTS = 4097
 """Of the observed range, at which functions are computed."""
 TOLERANCE = 0.25
@@ -58,21 +39,6 @@ class Narrowed:
 
     observed: tuple[float, float]
     read: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Functions:
-    """The operators that compute functions of one tensor alone.
-
-    Args:
-        start: the observer node of the tensor.
-        nodes: the operators and the observer nodes of their results, in graph order.
-        results: those of them that others read.
-    """
-
-    start: Node
-    nodes: tuple[Node, ...]
-    results: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,53 +116,9 @@ def _is_level(values: Tensor, tolerance: float) -> Tensor:
     return torch.maximum(most, least) <= tolerance
 
 
-def functions_behind(
-    graph: AlgorithmGraph, start: Node, places: Mapping[Node, int]
-) -> Functions | None:
-    """The functions of an observed tensor; None where something else reads it or there are none."""
-    nodes, results = {start: None}, dict[Node, None]()
-    operators, pending = 0, set(start.users)
-    while pending:
-        node = min(pending, key=places.__getitem__)
-        pending.remove(node)
-        is_function = operators < MOST_OPERATORS and _is_function(graph, node, nodes)
-        if is_function or graph.observer(node) is not None:
-            operators += is_function
-            nodes[node] = None
-            pending |= set(node.users)
-            continue
-        read = [source for source in node.all_input_nodes if source in nodes]
-        if start in read:
-            return None
-        results |= dict.fromkeys(read)
-    _, *behind = nodes
-    return Functions(start, tuple(behind), tuple(results)) if operators else None
-
-
-def _is_function(graph: AlgorithmGraph, node: Node, inside: Container[Node]) -> bool:
-    """True if a node computes each element from values inside and single numbers alone."""
-    if not is_call(node, _OF_ELEMENTS):
-        return False
-    others = [source for source in node.all_input_nodes if source not in inside]
-    values = (constant_of(graph.gm, source) for source in others)
-    return all(value is not None and value.numel() == 1 for value in values)
-
-
 def _results(graph: AlgorithmGraph, functions: Functions, x: Tensor) -> list[tuple[Tensor, float]]:
     """Return the results of the functions for values x, and the change allowed to each."""
-    known: dict[Node, Any] = {functions.start: x}
-
-    def value(node: Node) -> Any:
-        if node not in known:
-            held = constant_of(graph.gm, node)
-            assert held is not None  # `_is_function` has read it
-            known[node] = held.reshape(())
-        return known[node]
-
-    for node in functions.nodes:
-        target: Any = node.target
-        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
-        known[node] = args[0] if node.op == "call_module" else target(*args, **kwargs)
+    known = functions.values(graph, x, lambda _, value: value)
     return [(known[n].double(), _tolerance(graph, n, known[n])) for n in functions.results]
 
 
