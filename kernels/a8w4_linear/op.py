@@ -8,7 +8,7 @@ from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_LITERALS
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.a8w4_linear import reference
 from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, weight_sums
@@ -137,7 +137,7 @@ KERNELS = tuple(
         w=_WEIGHTS,
         activations=ACTIVATIONS,
         residual=(INT8_ACTIVATION,),
-        constraints=(LIMITS_ARE_NUMBERS,),
+        constraints=(LIMITS_ARE_LITERALS,),
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
         lowers_to="pt2e_quant::a8w4_linear",
     )

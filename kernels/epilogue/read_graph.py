@@ -6,6 +6,7 @@ from typing import Any
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.clamps import clamp_bounds
 from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation
 from pt2e_quant.kernels.quantized_values import affine_of
@@ -14,8 +15,10 @@ from pt2e_quant.kernels.site import Site
 Found = tuple[Activation, tuple[float, ...]]
 
 
-def _bounds(node: Node, low: str, high: str) -> Found:
-    return Activation.CLAMP, (float(argument(node, low)), float(argument(node, high)))
+def _clamp(node: Node) -> Found:
+    bounds = clamp_bounds(node)
+    assert bounds is not None  # the op table asks for numbers
+    return Activation.CLAMP, bounds
 
 
 def _gelu(node: Node) -> Found:
@@ -25,9 +28,7 @@ def _gelu(node: Node) -> Found:
 
 _READERS: tuple[tuple[Overloads, Callable[[Node], Found]], ...] = (
     (ops.RELU, lambda node: (Activation.RELU, ())),
-    (ops.RELU6, lambda node: (Activation.CLAMP, (0.0, 6.0))),
-    (ops.HARDTANH, lambda node: _bounds(node, "min_val", "max_val")),
-    (ops.CLAMP, lambda node: _bounds(node, "min", "max")),
+    ((*ops.RELU6, *ops.HARDTANH, *ops.CLAMP), _clamp),
     (ops.HARDSWISH, lambda node: (Activation.HARDSWISH, ())),
     (ops.SILU, lambda node: (Activation.SILU, ())),
     (ops.GELU, _gelu),

@@ -7,7 +7,7 @@ from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_LITERALS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
@@ -108,7 +108,7 @@ KERNELS = tuple(
         w=_WEIGHTS,
         activations=ACTIVATIONS,
         residual=(INT8_ACTIVATION,),
-        constraints=(LIMITS_ARE_NUMBERS,),
+        constraints=(LIMITS_ARE_LITERALS,),
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
         lowers_to="pt2e_quant::fp8_linear",
     )

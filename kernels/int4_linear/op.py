@@ -9,7 +9,7 @@ from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_LITERALS
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
@@ -145,7 +145,7 @@ KERNELS = tuple(
         residual=(INT8_ACTIVATION,),
         constraints=(
             CODE_ZERO_POINTS,
-            LIMITS_ARE_NUMBERS,
+            LIMITS_ARE_LITERALS,
         ),
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
         lowers_to="pt2e_quant::int4_linear",

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS, rank_of
+from pt2e_quant.graph.conditions import ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_LITERALS, rank_of
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Overloads, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, chain, maybe
@@ -108,7 +108,7 @@ def node_cost(node: Node) -> Cost:
 def _rows(name: str, overloads: Overloads) -> tuple[OpRow, ...]:
     """The first operand in int8, the second alone, or neither and an int8 result."""
     found = chain(Op(overloads, Var("x"), Var("y"), name="op"), maybe(ACTIVATIONS, "activation"))
-    common = (ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS)
+    common = (ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_LITERALS)
     integers = (INT8_ACTIVATION,)
     x, y = (Slot(at=at, role=Role.INPUT, accepts=integers) for at in ("x", "y"))
     float_x, float_y = (Slot(at=at, role=Role.INPUT, accepts=()) for at in ("x", "y"))

@@ -17,7 +17,7 @@ from pt2e_quant.graph.conditions import (
     BATCHED_1D,
     BATCHED_2D,
     CONSTANT_BIAS,
-    LIMITS_ARE_NUMBERS,
+    LIMITS_ARE_LITERALS,
 )
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
@@ -187,7 +187,7 @@ def node_cost(node: Node) -> Cost:
 _COMMON = (
     SUMS_FIT,
     EVEN_PADDING,
-    LIMITS_ARE_NUMBERS,
+    LIMITS_ARE_LITERALS,
     CONSTANT_BIAS,
 )
 _OPERATORS: tuple[tuple[str, Overloads, Constraint], ...] = (

@@ -13,7 +13,7 @@ from pt2e_quant.graph.conditions import (
     ADDS_EQUAL_SHAPES,
     ADDS_UNSCALED,
     CONSTANT_BIAS,
-    LIMITS_ARE_NUMBERS,
+    LIMITS_ARE_LITERALS,
 )
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
@@ -123,7 +123,7 @@ def node_cost(node: Node) -> Cost:
 
 _COMMON = (
     SUMS_FIT,
-    LIMITS_ARE_NUMBERS,
+    LIMITS_ARE_LITERALS,
     CONSTANT_BIAS,
 )
 

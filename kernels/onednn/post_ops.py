@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.clamps import clamp_bounds
 from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.graph.pattern import one_of
 
@@ -33,15 +34,15 @@ class PostOp:
 NO_POST_OP = PostOp("none")
 
 
-def _bounds(node: Node, low: str, high: str) -> PostOp:
-    return PostOp("hardtanh", (float(argument(node, low)), float(argument(node, high))))
+def _clamp(node: Node) -> PostOp:
+    bounds = clamp_bounds(node)
+    assert bounds is not None  # the op table asks for numbers
+    return PostOp("hardtanh", bounds)
 
 
 _READERS: tuple[tuple[Overloads, Callable[[Node], PostOp]], ...] = (
     (ops.RELU, lambda node: PostOp("relu")),
-    (ops.RELU6, lambda node: PostOp("hardtanh", (0.0, 6.0))),
-    (ops.HARDTANH, lambda node: _bounds(node, "min_val", "max_val")),
-    (ops.CLAMP, lambda node: _bounds(node, "min", "max")),
+    (CLIPS, _clamp),
     (ops.HARDSWISH, lambda node: PostOp("hardswish")),
     (ops.SILU, lambda node: PostOp("swish")),
     (ops.GELU, lambda node: PostOp("gelu", (), str(argument(node, "approximate")))),

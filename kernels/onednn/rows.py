@@ -2,7 +2,7 @@
 
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_LITERALS
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Overloads
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
@@ -23,7 +23,7 @@ def gemm_row(
         name=name if post_ops is None else f"{name}_activation",
         find=(alone,) if post_ops is None else chain(alone, post_ops),
         slots=(_IN, _WEIGHT),
-        constraints=needs if post_ops is None else (*needs, LIMITS_ARE_NUMBERS),
+        constraints=needs if post_ops is None else (*needs, LIMITS_ARE_LITERALS),
         lowers_to=lowers_to,
         note=_NOTE,
     )

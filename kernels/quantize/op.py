@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import QuantizePerTensor
-from pt2e_quant.graph.conditions import LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import LIMITS_ARE_LITERALS
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match, Op, Var
@@ -105,7 +105,7 @@ KERNELS = (
             name="activation",
             find=(Op(ACTIVATIONS, Var("x"), name="op"),),
             slots=(),
-            constraints=(BESIDE_INTEGERS, LIMITS_ARE_NUMBERS),
+            constraints=(BESIDE_INTEGERS, LIMITS_ARE_LITERALS),
             lowers_to="pt2e_quant::quantize",
             note="dequantize, function and quantize in one launch, where they are there",
         ),

@@ -1,5 +1,6 @@
 """Fold per-channel arithmetic behind a conv or linear into its weight and bias."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.graph.clamps import clamp_bounds
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes, constant_of
 from pt2e_quant.graph.ops import (
@@ -19,6 +21,7 @@ from pt2e_quant.graph.ops import (
     SUB,
     argument,
     arguments,
+    aten,
     is_call,
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
@@ -78,8 +81,13 @@ def fold_affines(gm: GraphModule) -> PassResult:
     deeper with image transformers, section 2). Factors and terms of a chain are put together in
     float64; numbers that the code writes (`y * 0.5`) are left, as other patterns ask for them.
 
+    One factor and one term for all channels behind a clamp (the affine blocks of HGNetV2) go in
+    front of it, and its bounds with them.
+
     Before:  y = add(mul(conv2d(x, w, b), scale[C, 1, 1]), shift[C, 1, 1])
     After:   y = conv2d(x, w * scale, b * scale + shift)
+    Before:  y = add(mul(relu(conv2d(x, w, b)), scale[1]), shift[1])
+    After:   y = clamp(conv2d(x, w * scale, b * scale + shift), min=shift)
     """
     editor, notes = Editor(gm), []
     constants = constant_nodes(gm.graph)
@@ -97,12 +105,23 @@ def fold_affines(gm: GraphModule) -> PassResult:
         for step in chain.steps:
             editor.replace(step.node, step.x)
             notes.append(Note(step.node.name, f"folded into {producer.name}"))
+        for clamp in chain.clamps:
+            low, high = (None if math.isinf(end) else end for end in clamp.moved_bounds())
+            made = editor.call(
+                aten.clamp.default,
+                editor.now(clamp.node.all_input_nodes[0]),
+                like=clamp.node,
+                val=clamp.node.meta["val"],
+                min=low,
+                max=high,
+            )
+            editor.replace(clamp.node, made)
     return PassResult(changed=editor.finish(), notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A call that computes x * scale + shift."""
+class Step:
+    """A call that computes x * scale + shift, float64 of one value or [C]."""
 
     node: Node
     x: Node
@@ -110,42 +129,82 @@ class _Step:
     shift: Tensor
 
 
+@dataclass(slots=True)
+class _Clamp:
+    """A call that cuts values off, and the affine behind it that goes in front of it."""
+
+    node: Node
+    low: float
+    high: float
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def takes(self, step: Step) -> bool:
+        """True if a step can go in front of the clamp."""
+        return step.scale.numel() == 1 and float(step.scale) != 0.0
+
+    def take(self, step: Step) -> None:
+        """Put a step in front."""
+        scale, shift = float(step.scale), float(step.shift)
+        self.scale, self.shift = self.scale * scale, self.shift * scale + shift
+
+    def moved_bounds(self) -> tuple[float, float]:
+        """Return the bounds behind the affine."""
+        low, high = (end * self.scale + self.shift for end in (self.low, self.high))
+        return min(low, high), max(low, high)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chain:
     """Steps that read each other alone, and what they compute together, float64[C]."""
 
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
+    clamps: tuple[_Clamp, ...]
     scale: Tensor
     shift: Tensor
 
 
 def _chain_behind(gm: GraphModule, producer: Node, constants: Collection[Node]) -> _Chain:
-    """The steps behind a conv or linear, also behind moves of its result."""
+    """The steps behind a conv or linear, also behind moves of its result and clamps."""
     node, dim = producer, channel_dim(producer)
-    steps: list[_Step] = []
+    steps: list[Step] = []
+    clamps: list[_Clamp] = []
     channels = producer.meta["val"].shape[dim]
     is_known = isinstance(channels, int)  # a weight that is computed may have a dynamic size
     scale = torch.ones(channels if is_known else 0, dtype=torch.float64)
     shift = torch.zeros_like(scale)
     while is_known and len(node.users) == 1:
         reader = next(iter(node.users))
-        if is_call(reader, MOVES):
+        bounds = clamp_bounds(reader)
+        if bounds is not None and bounds[0] < bounds[1]:
+            clamps.append(_Clamp(reader, *bounds))
+        elif is_call(reader, MOVES):
             found = [d for d in range(reader.meta["val"].dim()) if moved_back(reader, d) == dim]
             if len(found) != 1:
                 break
             dim = found[0]
         else:
-            step = _step(gm, reader, dim, constants)
-            if step is None:
+            step = affine_step(gm, reader, dim, constants)
+            if step is None or not all(clamp.takes(step) for clamp in clamps):
                 break
             steps.append(step)
             scale, shift = scale * step.scale, shift * step.scale + step.shift
+            for clamp in clamps:
+                clamp.take(step)
         node = reader
-    return _Chain(tuple(steps), scale, shift)
+    moved = [clamp for clamp in clamps if (clamp.scale, clamp.shift) != (1.0, 0.0)]
+    return _Chain(tuple(steps), tuple(moved), scale, shift)
 
 
-def _step(gm: GraphModule, node: Node, dim: int, constants: Collection[Node]) -> _Step | None:
-    """A call as a step, None if it computes something else."""
+def affine_step(gm: GraphModule, node: Node, dim: int, constants: Collection[Node]) -> Step | None:
+    """A call as a step, None if it computes something else.
+
+    Args:
+        gm: the graph module.
+        node: the call.
+        dim: the dimension of the computed operand that holds its channels.
+        constants: those of the graph.
+    """
     if not is_call(node, MUL + DIV + ADD + SUB):
         return None
     found = channel_operands(gm, node, dim, constants)
@@ -155,11 +214,11 @@ def _step(gm: GraphModule, node: Node, dim: int, constants: Collection[Node]) ->
     one, zero = torch.ones_like(values), torch.zeros_like(values)
     is_first = argument(node, "self") is found.x
     if is_call(node, MUL):
-        return _Step(node, found.x, values, zero)
+        return Step(node, found.x, values, zero)
     if is_call(node, DIV):
-        return _Step(node, found.x, 1 / values, zero) if is_first else None
+        return Step(node, found.x, 1 / values, zero) if is_first else None
     # self + alpha * other
     other = float(arguments(node)["alpha"]) * (-1 if is_call(node, SUB) else 1)
     if is_first:
-        return _Step(node, found.x, one, values * other)
-    return _Step(node, found.x, one * other, values)
+        return Step(node, found.x, one, values * other)
+    return Step(node, found.x, one * other, values)

@@ -100,16 +100,21 @@ def why_not_foldable(producer: Node, is_constant: Callable[[Node], bool]) -> str
     """The reason why a conv or linear cannot be given other constants, None if it can."""
     if len(producer.users) > 1:
         return f"{producer.name} is read by {len(producer.users)} nodes"
+    return why_constants_stay(producer, is_constant)
+
+
+def why_constants_stay(layer: Node, is_constant: Callable[[Node], bool]) -> str | None:
+    """The reason why a conv or linear keeps its weight and bias, None if there is none."""
     for name in ("weight", "bias"):
-        node = argument(producer, name)
+        node = argument(layer, name)
         if node is None:
             continue
         if not is_constant(node):
-            return f"{name} of {producer.name} is computed at run time"
+            return f"{name} of {layer.name} is computed at run time"
         source = source_constant(node)
         for reader in _final_readers(source):
-            if reader is not producer and is_call(reader, CONV + CONV_TRANSPOSE + LINEAR):
-                return f"{source} of {producer.name} is shared with {reader.name}"
+            if reader is not layer and is_call(reader, CONV + CONV_TRANSPOSE + LINEAR):
+                return f"{source} of {layer.name} is shared with {reader.name}"
     return None
 
 
@@ -141,27 +146,34 @@ def _fold(m: Match, editor: Editor) -> Node | Skip:
 
 def fold_into(editor: Editor, producer: Node, scale: Tensor, shift: Tensor) -> None:
     """Let a conv or linear compute y * scale + shift, float64[C] both, instead of y."""
-    given = arguments(producer)
-    weight = constant_of(editor.gm, given["weight"])
-    assert weight is not None  # why_not_foldable asks for it
-    bias = shift
-    if given["bias"] is not None:
-        old_bias = constant_of(editor.gm, given["bias"])
-        assert old_bias is not None  # likewise
-        bias = bias + old_bias.double() * scale
-    new_weight = _store(editor, given["weight"], scaled_weight(producer, weight, scale), producer)
-    new_bias = bias.to(weight.dtype)
-    if given["bias"] is not None:
-        bias_node = _store(editor, given["bias"], new_bias, producer)
-    else:
-        owner = _owner_name(given["weight"])
-        bias_node = editor.constant(f"{owner}bias", new_bias, like=producer)
-    kept = {k: v for k, v in producer.kwargs.items() if k not in ("input", "weight", "bias")}
-    producer.args = (given["input"], new_weight, bias_node, *producer.args[3:])
-    producer.kwargs = kept
+    weight, bias = constants_of(editor, producer)
+    bias = shift if bias is None else shift + bias.double() * scale
+    set_constants(editor, producer, scaled_weight(producer, weight, scale), bias)
     moments: OutputMoments | None = producer.meta.get(OUTPUT_MOMENTS_KEY)
     if moments is not None:
         producer.meta[OUTPUT_MOMENTS_KEY] = moments.mapped(scale, shift)
+
+
+def constants_of(editor: Editor, layer: Node) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of a conv or linear that `why_constants_stay` found no reason for."""
+    given = arguments(layer)
+    weight = constant_of(editor.gm, given["weight"])
+    assert weight is not None
+    return weight, None if given["bias"] is None else constant_of(editor.gm, given["bias"])
+
+
+def set_constants(editor: Editor, layer: Node, weight: Tensor, bias: Tensor) -> None:
+    """Give a conv or linear another weight and bias; the bias takes the weight's dtype."""
+    given = arguments(layer)
+    new_weight, new_bias = _store(editor, given["weight"], weight, layer), bias.to(weight.dtype)
+    if given["bias"] is not None:
+        bias_node = _store(editor, given["bias"], new_bias, layer)
+    else:
+        owner = _owner_name(given["weight"])
+        bias_node = editor.constant(f"{owner}bias", new_bias, like=layer)
+    kept = {k: v for k, v in layer.kwargs.items() if k not in ("input", "weight", "bias")}
+    layer.args = (given["input"], new_weight, bias_node, *layer.args[3:])
+    layer.kwargs = kept
 
 
 def _store(editor: Editor, node: Node, tensor: Tensor, reader: Node) -> Node:

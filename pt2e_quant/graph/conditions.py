@@ -27,11 +27,11 @@ def _takes_floats(match: Match) -> bool:
     return all(isinstance(v, Tensor) and v.dtype in _FLOATS for v in values)
 
 
-def _limits_are(match: Match, *kinds: type) -> bool:
-    """True if the anchor's bounds are of some types; relu and relu6 have none to ask about."""
+def _limits_are_literals(match: Match) -> bool:
+    """True if the anchor's bounds are not computed; relu and relu6 have none to ask about."""
     found = arguments(match.anchor)
     names = (name for name in ("min", "max", "min_val", "max_val") if name in found)
-    return all(isinstance(found[name], kinds) for name in names)
+    return all(isinstance(found[name], (int, float, NoneType)) for name in names)
 
 
 def _adds_unscaled(match: Match) -> bool:
@@ -78,12 +78,9 @@ FLOAT_OPERANDS = Constraint(text="float32, float16 or bfloat16 tensors", holds=_
 BATCHED_1D = Constraint(text="N, C, L inputs", holds=lambda match: rank_of(match["x"]) == 3)
 BATCHED_2D = Constraint(text="N, C, H, W inputs", holds=lambda match: rank_of(match["x"]) == 4)
 BATCHED_3D = Constraint(text="N, C, D, H, W inputs", holds=lambda match: rank_of(match["x"]) == 5)
-LIMITS_ARE_NUMBERS = Constraint(
-    text="bounds that are numbers", holds=lambda match: _limits_are(match, int, float)
-)
 LIMITS_ARE_LITERALS = Constraint(
     text="bounds that are numbers, or none",
-    holds=lambda match: _limits_are(match, int, float, NoneType),
+    holds=_limits_are_literals,
 )
 ADDS_UNSCALED = Constraint(text="alpha == 1", holds=_adds_unscaled)
 ADDS_EQUAL_SHAPES = Constraint(text="two computed tensors of one shape", holds=_adds_equal_shapes)

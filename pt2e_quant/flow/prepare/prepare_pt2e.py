@@ -48,7 +48,7 @@ from pt2e_quant.passes.batch_norm.detach_batch_norm import (
     detach_batch_norms,
 )
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import expand_conv_bn
-from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
+from pt2e_quant.passes.batch_norm.fold_affines_ahead import FOLD_AFFINES
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -81,7 +81,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     fold_constants,
     einsums_as_linears,
     fold_batch_norm,
-    fold_affines,
+    *FOLD_AFFINES,
     drop_dead_constants,
 )
 """The passes that run before a quantizer sees a graph, in this order."""
@@ -326,11 +326,12 @@ def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     passes = QAT_PASSES if options.is_qat else PREPARE_PASSES
     if getattr(quantizer, "keeps_weights", False):
         # Codes go back to where the model reads the weight, which still multiplies it there.
-        return tuple(p for p in passes if p not in (fold_constants, fold_batch_norm, fold_affines))
+        own = (fold_constants, fold_batch_norm, *FOLD_AFFINES)
+        return tuple(p for p in passes if p not in own)
     if not options.as_torchao:
         return passes
     # Other constants than those of layers stay as the model computes them, and where it does.
-    own = (*NAMING_PASSES, fold_affines, einsums_as_linears)
+    own = (*NAMING_PASSES, *FOLD_AFFINES, einsums_as_linears)
     return tuple(fold_layer_constants if p is fold_constants else p for p in passes if p not in own)
 
 
