@@ -1,6 +1,6 @@
 """Writes a quantizer's plans into a graph: specs, the rule that asked, algorithms left out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torch.fx import Node
@@ -19,7 +19,9 @@ from pt2e_quant.core.specs import (
 from pt2e_quant.flow.annotate.match_reader import Plan
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.annotate.rules import RuleBook
+from pt2e_quant.graph.clamps import clamp_bounds
 from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.graph.ops import PAD, argument, is_call
 from pt2e_quant.passes.algorithms.algorithm import BARRED_KEY
 
 RULE_KEY = "pt2e_quant.rule"
@@ -65,13 +67,15 @@ class AnnotationWriter:
             node.meta.pop(BARRED_KEY, None)
             if barred:
                 node.meta[BARRED_KEY] = barred
+        groups = {places[0]: places for places in _groups(plan)}
         for place, (spec, role) in self._specs(plan).items():
             node = place if isinstance(place, Node) else place[1]
             annotation: QuantizationAnnotation = node.meta[Q_ANNOTATION_KEY]
             if isinstance(place, Node):
                 annotation.output_qspec = spec
             else:
-                annotation.input_qspec_map[place[0]] = _fixed_before(place[0], spec) or spec
+                fixed = _fixed_before(place[0], spec, groups.get(place, []))
+                annotation.input_qspec_map[place[0]] = fixed or spec
             node.meta[RULE_KEY] = f"{self.book.rule_for(first, role)} (row {plan.row.name})"
 
     def _barred(self, node: Node) -> list[str]:
@@ -100,8 +104,7 @@ class AnnotationWriter:
                 self._made[key] = scheme, chosen, spec
             spec = self._made[key][2]
             found |= {p: (spec, slot.role) for p in places}
-        for group in plan.row.share:
-            places = [p for at in group if at in slots for p in slots[at].places(plan.match)]
+        for places in _groups(plan):
             for place in places[1:]:
                 if place != places[0]:
                     found[place] = (SharedQuantizationSpec(places[0]), found[place][1])
@@ -114,17 +117,71 @@ class AnnotationWriter:
         return replace(scheme, scales=self.scales)
 
 
-def _fixed_before(source: Node, spec: QuantizationSpecBase) -> FixedQParamsQuantizationSpec | None:
+def _groups(plan: Plan) -> list[list[EdgeOrNode]]:
+    """The places of a plan that share their qparams, the first of which has them."""
+    slots = {slot.at: slot for slot, _ in plan.schemes}
+    found = (
+        [p for at in group if at in slots for p in slots[at].places(plan.match)]
+        for group in plan.row.share
+    )
+    return [places for places in found if places]
+
+
+def _fixed_before(
+    source: Node, spec: QuantizationSpecBase, sharing: Sequence[EdgeOrNode]
+) -> FixedQParamsQuantizationSpec | None:
     """The fixed spec of the value that an operator reads, where the operator accepts it.
 
-    With a scale of its own the reader would round values that are on a grid already.
+    With a scale of its own the reader would round values that are on a grid already. Of several
+    tensors with one scale (a concatenation), all have to be on that grid.
+
+    Args:
+        source: the value.
+        spec: that the operator would give it.
+        sharing: the places with the same qparams as this one.
     """
-    annotation = source.meta.get(Q_ANNOTATION_KEY)
-    fixed = annotation.output_qspec if annotation is not None else None
-    same = ("dtype", "quant_min", "quant_max")
-    if not isinstance(fixed, FixedQParamsQuantizationSpec) or not isinstance(
-        spec, QuantizationSpec
-    ):
+    fixed = _fixed_output(source)
+    if fixed is None or not isinstance(spec, QuantizationSpec):
         return None
     takes = not spec.is_dynamic and spec.ch_axis is None
-    return fixed if takes and all(getattr(fixed, n) == getattr(spec, n) for n in same) else None
+    if not takes or any(getattr(fixed, n) != getattr(spec, n) for n in _RANGE):
+        return None
+    for place in sharing:
+        if isinstance(place, Node):
+            holds = not _leaves(place, fixed)
+        else:
+            other = _fixed_output(place[0])
+            holds = other is not None and all(
+                getattr(other, n) == getattr(fixed, n) for n in (*_RANGE, "scale", "zero_point")
+            )
+        if not holds:
+            return None
+    return fixed
+
+
+_RANGE = ("dtype", "quant_min", "quant_max")
+
+
+def _fixed_output(node: Node) -> FixedQParamsQuantizationSpec | None:
+    """The fixed spec of a value, also of one that has it from what its operator moves."""
+    annotation = node.meta.get(Q_ANNOTATION_KEY)
+    if annotation is None:
+        return None
+    spec = annotation.output_qspec
+    if isinstance(spec, SharedQuantizationSpec) and isinstance(spec.edge_or_node, tuple):
+        spec = annotation.input_qspec_map.get(spec.edge_or_node[0])
+    return spec if isinstance(spec, FixedQParamsQuantizationSpec) else None
+
+
+def _leaves(node: Node, fixed: FixedQParamsQuantizationSpec) -> bool:
+    """True if an operator that moves values puts numbers beyond a grid among them."""
+    if fixed.quant_min is None or fixed.quant_max is None:
+        return False
+    low, high = (
+        (end - fixed.zero_point) * fixed.scale for end in (fixed.quant_min, fixed.quant_max)
+    )
+    if is_call(node, PAD):
+        value = argument(node, "value") or 0.0
+        return not low <= value <= high
+    bounds = clamp_bounds(node)
+    return bounds is not None and (bounds[0] > high or bounds[1] < low)
