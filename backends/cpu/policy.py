@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.policy import Policy, Regions, slower_preference
+from pt2e_quant.backends.target.policy import SPECTRA, Policy, Regions, slower_preference
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.recurrent_ops import Cell, Rounding, gate_count
 from pt2e_quant.core.schemes import Role
@@ -78,6 +78,7 @@ def policy_of(registry: Registry) -> Policy:
             ),
         ),
         of_matches=(
+            SPECTRA,
             slower_preference(
                 "leave it float, as layers so small gain nothing on this CPU, or quantize it "
                 'all the same, with backend pq.backends.get("cpu").allowing_slower() '

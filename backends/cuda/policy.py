@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pt2e_quant.backends.target.policy import Policy, slower_preference
+from pt2e_quant.backends.target.policy import SPECTRA, Policy, slower_preference
 from pt2e_quant.graph.op_table import OpRow, Preference
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
@@ -100,6 +100,7 @@ def policy_of(registry: Registry) -> Policy:
 
     return Policy(
         of_matches=(
+            SPECTRA,
             slower_preference(
                 "leave it float, as such a layer gains nothing on this GPU, or quantize it all the "
                 'same, with backend pq.backends.get("cuda").allowing_slower() (--allow-slower)',

@@ -2,7 +2,7 @@
 
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
 from pt2e_quant.backends.target.leave_slower import NOT_SLOWER
-from pt2e_quant.backends.target.policy import ROUTERS, Policy
+from pt2e_quant.backends.target.policy import ROUTERS, SPECTRA, Policy
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match
@@ -16,5 +16,5 @@ def _runs(row: OpRow, match: Match) -> bool:
 POLICY = Policy(
     rows=STATIC_TABLE.rows,
     runs=_runs,
-    of_matches=(NOT_SLOWER, ROUTERS),
+    of_matches=(NOT_SLOWER, ROUTERS, SPECTRA),
 )

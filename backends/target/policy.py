@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.idioms.experts import ROUTER_KEY
+from pt2e_quant.graph.idioms.spectra import SPECTRUM_KEY
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import (
     ALLOWED_KEY,
@@ -49,6 +50,14 @@ ROUTERS = Preference(
     fix='quantizer.allowing("routers"); another expert than the float model\'s costs a token more '
     "than all rounding, and a router has few weights",
     keeps=lambda row, match: row.kind is OpKind.HEAVY and ROUTER_KEY in match.anchor.meta,
+)
+
+SPECTRA = Preference(
+    name="spectra",
+    text="no logarithm of what it computes from the inputs",
+    fix='quantizer.allowing("spectra"); a spectrum has values of all orders of magnitude, 8 bits '
+    "round the small ones away, and the logarithm makes them count like the large ones",
+    keeps=lambda row, match: any(SPECTRUM_KEY in node.meta for node in match.covered),
 )
 
 

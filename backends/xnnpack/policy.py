@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from pt2e_quant.backends.target.leave_slower import NOT_SLOWER
-from pt2e_quant.backends.target.policy import ROUTERS, Policy, Regions
+from pt2e_quant.backends.target.policy import ROUTERS, SPECTRA, Policy, Regions
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.graph.conditions import TENSOR_OPERANDS
@@ -82,7 +82,7 @@ POLICY = Policy(
     runs=_runs,
     at_output=lambda node: is_call(node, _AT_OUTPUT),
     marks_moves=True,
-    of_matches=(NOT_SLOWER, ROUTERS),
+    of_matches=(NOT_SLOWER, ROUTERS, SPECTRA),
     exceptions=(
         (
             Preference(

@@ -1,6 +1,7 @@
 """The passes that call by its operator what a model writes out, in the order they run in."""
 
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.passes.cleanup.mark_spectra import mark_spectra
 from pt2e_quant.passes.cleanup.replace_aliases import replace_aliases
 from pt2e_quant.passes.cleanup.written_activations import name_activations
 from pt2e_quant.passes.cleanup.written_norms import name_norms
@@ -13,4 +14,5 @@ NAMING_PASSES: tuple[GraphPass, ...] = (
     name_norms,
     name_reductions,
     name_resizes,
+    mark_spectra,
 )
