@@ -1,4 +1,7 @@
-"""The passes that call by its operator what a model writes out, in the order they run in."""
+"""The passes that call by its operator what a model writes out, and that mark what they find.
+
+In the order they run in.
+"""
 
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.passes.cleanup.mark_spectra import mark_spectra

@@ -19,15 +19,13 @@ from pt2e_quant.core.qdq import (
     read_qparams,
 )
 from pt2e_quant.core.qparams import QParams, dequantize
+from pt2e_quant.graph.clamps import clamp_bounds
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes, constant_of
 from pt2e_quant.graph.ops import (
     ADD,
     CASTS,
-    HARDTANH,
     MUL,
-    RELU,
-    RELU6,
     SOFTMAX,
     SUB,
     arguments,
@@ -79,7 +77,12 @@ class FoundSite:
     def bounds(self) -> tuple[float | None, float | None]:
         """Real bounds that a clamp sets to the result."""
         is_clamp = self.activation is None and is_call(self.op, CLAMPS)
-        return _bounds(self.op if is_clamp else self.activation)
+        clamp = self.op if is_clamp else self.activation
+        if clamp is None:
+            return None, None
+        bounds = clamp_bounds(clamp)
+        assert bounds is not None  # activations that are fused are clamps of numbers
+        return bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,18 +343,6 @@ def _run_time(node: Node) -> dict[str, Any]:
     args: Any = node.args
     nominal = QParams.per_tensor(1.0, 0, args[3], args[4], args[5])
     return {"qparams": nominal, "run_time": (args[1], args[2])}
-
-
-def _bounds(activation: Node | None) -> tuple[float | None, float | None]:
-    if activation is None:
-        return None, None
-    if is_call(activation, RELU6):
-        return 0.0, 6.0
-    if is_call(activation, RELU):
-        return 0.0, None
-    found = arguments(activation)
-    names = ("min_val", "max_val") if is_call(activation, HARDTANH) else ("min", "max")
-    return found[names[0]], found[names[1]]
 
 
 def emitter(editor: Editor, like: Node) -> Call[Node]:

@@ -68,7 +68,7 @@ class AnnotationWriter:
             if barred:
                 node.meta[BARRED_KEY] = barred
         groups = {places[0]: places for places in _groups(plan)}
-        for place, (spec, role) in self._specs(plan).items():
+        for place, (spec, role) in self._specs(plan, groups.values()).items():
             node = place if isinstance(place, Node) else place[1]
             annotation: QuantizationAnnotation = node.meta[Q_ANNOTATION_KEY]
             if isinstance(place, Node):
@@ -88,7 +88,9 @@ class AnnotationWriter:
         rule = self.book.rule_for(node, role)
         return self.observers if rule is None or rule.observers is None else rule.observers
 
-    def _specs(self, plan: Plan) -> dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]]:
+    def _specs(
+        self, plan: Plan, groups: Iterable[Sequence[EdgeOrNode]]
+    ) -> dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]]:
         slots = {slot.at: slot for slot, _ in plan.schemes}
         found: dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]] = {}
         for slot, scheme in plan.schemes:
@@ -104,10 +106,10 @@ class AnnotationWriter:
                 self._made[key] = scheme, chosen, spec
             spec = self._made[key][2]
             found |= {p: (spec, slot.role) for p in places}
-        for places in _groups(plan):
-            for place in places[1:]:
-                if place != places[0]:
-                    found[place] = (SharedQuantizationSpec(places[0]), found[place][1])
+        for first, *others in groups:
+            for place in others:
+                if place != first:
+                    found[place] = (SharedQuantizationSpec(first), found[place][1])
         return found
 
     def _kept(self, slot: Slot, scheme: TensorScheme) -> TensorScheme:
@@ -143,23 +145,15 @@ def _fixed_before(
     fixed = _fixed_output(source)
     if fixed is None or not isinstance(spec, QuantizationSpec):
         return None
+    same = ("dtype", "quant_min", "quant_max")
     takes = not spec.is_dynamic and spec.ch_axis is None
-    if not takes or any(getattr(fixed, n) != getattr(spec, n) for n in _RANGE):
+    if not takes or any(getattr(fixed, n) != getattr(spec, n) for n in same):
         return None
-    for place in sharing:
-        if isinstance(place, Node):
-            holds = not _leaves(place, fixed)
-        else:
-            other = _fixed_output(place[0])
-            holds = other is not None and all(
-                getattr(other, n) == getattr(fixed, n) for n in (*_RANGE, "scale", "zero_point")
-            )
-        if not holds:
-            return None
-    return fixed
-
-
-_RANGE = ("dtype", "quant_min", "quant_max")
+    are_on_it = all(
+        not _leaves(p, fixed) if isinstance(p, Node) else _fixed_output(p[0]) == fixed
+        for p in sharing
+    )
+    return fixed if are_on_it else None
 
 
 def _fixed_output(node: Node) -> FixedQParamsQuantizationSpec | None:

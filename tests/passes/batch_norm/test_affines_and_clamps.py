@@ -3,8 +3,6 @@
 HGNetV2 and PP-LCNetV3 have such an affine behind each activation function.
 """
 
-import operator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +13,7 @@ from torch.nn import functional
 import pt2e_quant as pq
 from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
 from pt2e_quant.passes.batch_norm.fold_affines_ahead import FOLD_AFFINES, fold_affines_ahead
+from tests.passes.batch_norm.test_fold_affines import STEPS
 from tests.passes.conftest import Program
 
 IMAGE = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -25,15 +24,6 @@ CLAMPS = {
     "clamp": lambda x: x.clamp(-0.5, 0.25),
     "clamp min": lambda x: x.clamp(min=-0.3),
     "clamp max": lambda x: x.clamp(max=0.3),
-}
-STEPS = {
-    "mul": operator.mul,
-    "add": operator.add,
-    "sub": operator.sub,
-    "div": operator.truediv,
-    "left mul": lambda x, c: c * x,
-    "left sub": lambda x, c: c - x,
-    "scaled add": lambda x, c: torch.add(x, c, alpha=3),
 }
 LAYERS = {
     "linear": lambda: nn.Linear(6, 3),
