@@ -25,6 +25,7 @@ from pt2e_quant.accelerate import (
     composite_operators,
     executorch_passes,
     onnx_decompositions,
+    onnx_rules,
     onnx_tables,
     pause_gc,
     recompile,
@@ -86,9 +87,14 @@ def graph_work() -> Callable[[], float]:
     return once
 
 
-def lowering_work(backend: str, depth: int) -> Callable[[], float]:
-    """Return what measures lowering a stack of convolutions, without the check of the file."""
-    gm = converted(stacks.conv_stack(depth), stacks.conv_stack_input(), "int8")
+def lowering_work(backend: str, depth: int, kind: str = "conv") -> Callable[[], float]:
+    """Return what measures lowering a stack of blocks, without the check of the file."""
+    made = {
+        "conv": (stacks.conv_stack, stacks.conv_stack_input),
+        "attention": (stacks.attention_stack, stacks.attention_stack_input),
+    }
+    stack, inputs = made[kind]
+    gm = converted(stack(depth), inputs(), "int8")
     return lambda: cpu_seconds(lambda: pq.backends.get(backend).lower(gm, verify=False))
 
 
@@ -100,6 +106,9 @@ def file_work() -> Callable[[], float]:
 
 _to_pte, _few_to_pte = (partial(lowering_work, "xnnpack", depth) for depth in (40, 4))
 _to_onnx, _few_to_onnx = (partial(lowering_work, "onnx", depth) for depth in (40, 4))
+_deep_to_onnx, _deeper_to_onnx = (
+    partial(lowering_work, "onnx", depth, "attention") for depth in (40, 160)
+)
 
 CASES = (
     (pause_gc.PATCH, "prepare, one call, convert, attention stack 240 (CPU s)", graph_work),
@@ -114,6 +123,9 @@ CASES = (
     (onnx_tables.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
     (onnx_decompositions.PATCH, "lower to ONNX, conv stack 4 (CPU s)", _few_to_onnx),
     (onnx_decompositions.PATCH, "lower to ONNX, conv stack 40 (CPU s)", _to_onnx),
+    (onnx_rules.PATCH, "lower to ONNX, conv stack 40 (CPU s)", _to_onnx),
+    (onnx_rules.PATCH, "lower to ONNX, attention stack 40 (CPU s)", _deep_to_onnx),
+    (onnx_rules.PATCH, "lower to ONNX, attention stack 160 (CPU s)", _deeper_to_onnx),
     (share_constants.PATCH, "bytes of a .pte with a tied table", file_work),
 )
 

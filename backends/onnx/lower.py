@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.accelerate.composite_operators import quick_decompositions
 from pt2e_quant.accelerate.onnx_decompositions import without_idle_decompositions
+from pt2e_quant.accelerate.onnx_rules import rules_at_their_operators
 from pt2e_quant.accelerate.onnx_tables import kept_table
 from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
@@ -113,6 +114,7 @@ def export_model(
         kept_table(),
         quick_decompositions(),
         without_idle_decompositions(),
+        rules_at_their_operators(),
     ):
         try:
             program = torch.onnx.export(

@@ -70,13 +70,16 @@ class Metadata:
         """
         known = set(constants)
         texts: dict[str, str] = {}
+        packed: Provenance | None = None
 
         def pack(table: Provenance) -> int:
-            texts["record"] = self._pack(table, known)
+            nonlocal packed
+            texts["record"], packed = self._pack(table, known), table
             return len(texts["record"])
 
         kept = choose_record(self.provenance, record, pack)
-        pack(kept)
+        if kept is not packed:
+            pack(kept)
         self.report.note_record(kept)
         texts |= {"version": _VERSION, "checksum": BLANK}
         return {_PREFIX + key: text for key, text in texts.items()}

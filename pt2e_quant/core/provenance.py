@@ -5,8 +5,9 @@ Reports, `inspect`, comparison and serialization all read this one table.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -250,17 +251,17 @@ class Provenance:
     def to_json(self, refer: Refer = held_nowhere) -> str:
         """The table as JSON to keep in a file; `refer` finds numbers that the file has anyway."""
         numbers = NumberWriter(refer)
-        islands = self.islands and to_columns([asdict(r) for r in self.islands], _ISLAND)
-        tensors = [numbers.write(asdict(record)) for record in self.tensors]
+        islands = self.islands and to_columns([_entry(r) for r in self.islands], _ISLAND)
+        tensors = [numbers.write(_entry(record)) for record in self.tensors]
         return to_text(
             {
                 "version": _VERSION,
                 "kept": self.kept,
                 "quantizer": self.quantizer,
                 "tensors": to_columns(tensors, _TENSOR),
-                "floats": to_columns([asdict(r) for r in self.floats], _FLOAT),
+                "floats": to_columns([_entry(r) for r in self.floats], _FLOAT),
                 "islands": islands,
-                "sizes": to_columns([asdict(r) for r in self.sizes], _SIZE),
+                "sizes": to_columns([_entry(r) for r in self.sizes], _SIZE),
                 "numbers": numbers.text(),
                 "passes": self.passes,
                 "notes": self.notes,
@@ -345,6 +346,11 @@ def _total(sizes: Sequence[SizeRecord]) -> list[SizeRecord]:
 
 _MOST_BYTES, _MOST_SHARE = 4096, 0.03
 """The bytes that a record may take by default, and the share of the constants beyond that."""
+
+
+def _entry(record: Any) -> dict[str, Any]:
+    """The fields of a record; their values are shared, as `asdict` copies every number alone."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def choose_record(

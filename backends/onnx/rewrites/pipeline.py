@@ -34,6 +34,7 @@ from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_per_token_portable,
     scale_products,
 )
+from pt2e_quant.backends.onnx.rewrites.narrow_indices import narrow_indices
 from pt2e_quant.backends.onnx.rewrites.rows_of_experts import split_rows
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     absorb_clips,
@@ -212,6 +213,7 @@ _LAST: tuple[Rewrite, ...] = (
     write_rows,
     scale_products,
     use_supported_dtypes,
+    narrow_indices,
 )
 REWRITES = (
     *_STATIC,
