@@ -1,7 +1,7 @@
 """The gate: every artifact is checked against its graph before a user gets it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.sample import Sample, sample_of, sqnr_db
 from pt2e_quant.graph.alias import nested_graphs, subgraph_of, writes
+from pt2e_quant.graph.random_draws import draws, reached
 
 __all__ = [
     "CEILING_DB",
@@ -38,6 +39,7 @@ __all__ = [
     "FLOOR_DB",
     "check_artifact",
     "choose_sample",
+    "drawn_results",
     "loader_of",
     "rounded_results",
 ]
@@ -87,7 +89,8 @@ def check_artifact(
 
     Each result is judged by itself, and so is each written buffer that the artifact shows. The
     sample is followed by calls of other sizes with fresh data, each size twice, and after a reset
-    by the sample again. Calls that the graph itself refuses are left out, with a note.
+    by the sample again. Calls that the graph itself refuses are left out, with a note. Of results
+    that depend on random numbers only dtype and number of dimensions are compared, with a note.
 
     The graph runs on one thread, so that the expected results do not depend on the number of
     threads; the artifact runs with as many as it is set to.
@@ -114,19 +117,20 @@ def check_artifact(
     """
     trials = Trials(gm, sample, artifact.capture)
     report, first = artifact.report, trials.trials[0]
-    to_float = _to_float_db(first, sample)
+    drawn = _drawn(gm, first)
+    to_float = _to_float_db(first, sample, drawn)
     if to_float:
-        told = [sqnr_db(*pair) if math.isnan(db) else db for db, *pair in to_float.values()]
-        report.sqnr_float_db = math.nan if any(map(math.isnan, told)) else min(told)
+        ratios = [sqnr_db(*pair) if math.isnan(db) else db for db, *pair in to_float.values()]
+        report.sqnr_float_db = math.nan if any(map(math.isnan, ratios)) else min(ratios)
     ceilings = _ceilings(gm, first)
-    lowered = min(margin_db, 0.0)
     bounds = {
-        name: min(db + margin_db, ceilings.get(name, CEILING_DB) + lowered)
+        name: min(db + margin_db, ceilings.get(name, CEILING_DB) + min(margin_db, 0.0))
         for name, (db, *_) in to_float.items()
         if not math.isnan(db)
     }
     lower_part = None if lower_part is None else lowered_once(lower_part)
-    judge = Judge(trials=trials, bounds=bounds, notes=report.notes, lower_part=lower_part)
+    told: dict[str, Any] = {"drawn": drawn, "notes": report.notes, "lower_part": lower_part}
+    judge = Judge(trials=trials, bounds=bounds, **told)
     calls = [(f" in call {at}, with {t.label}", t) for at, t in enumerate(trials.trials, start=1)]
     calls[0] = ("", first)
     if loader is not None:
@@ -134,7 +138,7 @@ def check_artifact(
     for at, (where, trial) in enumerate(calls):
         found = _run(artifact, trial, where, gm, lower_part)
         if not at:
-            report.sqnr_canonical_db = _least_db(first.results, found)
+            report.sqnr_canonical_db = _least_db(first.results, found, drawn)
         judge.judge(at, found, where)
     artifact.reset()
     again = f" in {_AGAIN}"
@@ -159,16 +163,26 @@ def _check_in_new_process(
         judge.judge(at % len(calls), found, f" in a new process,{where}")
 
 
-def _to_float_db(first: Trial, sample: Sample) -> dict[str, tuple[float, Any, Any]]:
+def _drawn(gm: GraphModule, first: Trial) -> frozenset[str]:
+    """The results that depend on random numbers, and the written buffers with them if all do."""
+    drawn = drawn_results(gm)
+    if drawn and all(drawn):
+        return frozenset(first.results)
+    return frozenset(name for name, is_drawn in zip(first.results, drawn, strict=False) if is_drawn)
+
+
+def _to_float_db(
+    first: Trial, sample: Sample, drawn: Collection[str]
+) -> dict[str, tuple[float, Any, Any]]:
     """The SQNR of each float result from the float graph's, that one, and the canonical graph's.
 
-    It is NaN where NaN or infinity are in other places.
+    It is NaN where NaN or infinity are in other places. Of results that are drawn it is not known.
     """
     pairs = zip(first.results.items(), sample.float_outputs or (), strict=False)
     return {
         name: (compare(wanted, found).ratio_db, wanted, found)
         for (name, found), wanted in pairs
-        if is_inexact(found)
+        if is_inexact(found) and name not in drawn
     }
 
 
@@ -181,10 +195,11 @@ def _ceilings(gm: GraphModule, first: Trial) -> dict[str, float]:
     }
 
 
-def _least_db(expected: Results, found: Results) -> float:
-    """The least SQNR of the float results; NaN if one cannot be compared."""
-    ratios = [compare(value, found.get(name)).ratio_db for name, value in expected.items()]
-    return math.nan if any(math.isnan(ratio) for ratio in ratios) else min(ratios, default=math.inf)
+def _least_db(expected: Results, found: Results, drawn: Collection[str]) -> float | None:
+    """The least SQNR of the results; NaN if one cannot be compared, None if all are drawn."""
+    compared = expected.keys() - drawn
+    ratios = [compare(expected[name], found.get(name)).ratio_db for name in compared]
+    return math.nan if any(map(math.isnan, ratios)) else min(ratios, default=None)
 
 
 def _run(
@@ -213,14 +228,21 @@ def rounded_results(gm: GraphModule) -> tuple[bool, ...]:
     are written in place are not followed: if one of them may be rounded, every result may be.
     Operators from elsewhere than ATen (kernels, foreign quantize operators) may round.
     """
-    rounded: set[Node] = set()
-    for node in gm.graph.nodes:
-        if _rounds(node) or any(source in rounded for source in node.all_input_nodes):
-            rounded.add(node)
+    return _reached(gm, _rounds)
+
+
+def drawn_results(gm: GraphModule) -> tuple[bool, ...]:
+    """Return True for each result that depends on random numbers, which each run draws anew."""
+    return _reached(gm, draws)
+
+
+def _reached(gm: GraphModule, starts: Callable[[Node], bool]) -> tuple[bool, ...]:
+    """True for each result that comes behind a start; all of them if a value is written there."""
+    found = reached(gm.graph, starts)
     leaves = pytree.tree_leaves(gm.graph.output_node().args[0])
-    if any(written for node in rounded for written in writes(node)):
+    if any(written for node in found for written in writes(node)):
         return (True,) * len(leaves)
-    return tuple(isinstance(leaf, Node) and leaf in rounded for leaf in leaves)
+    return tuple(isinstance(leaf, Node) and leaf in found for leaf in leaves)
 
 
 def _rounds(node: Node) -> bool:

@@ -1,11 +1,12 @@
 """Judge, result by result, whether an artifact equals its graph up to rounding."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -71,12 +72,14 @@ class Judge:
     Args:
         trials: the calls, and what the graph gives.
         bounds: the least SQNR of each float result; FLOOR_DB for the others.
+        drawn: the results that depend on random numbers: no two runs agree in them.
         notes: what the report is to say.
         lower_part: see `check_artifact`; None where a search could not see the fault.
     """
 
     trials: Trials
     bounds: Mapping[str, float]
+    drawn: Collection[str] = ()
     notes: list[str] = field(default_factory=list)
     lower_part: LowerPart | None = None
 
@@ -98,9 +101,24 @@ class Judge:
                 count = sum(not _is_buffer(n) for n in found)
                 raise _apart(where, f"{count} results, and no {name}")
         for name in expected:
-            if name in found:
+            if name in self.drawn:
+                self._judge_drawn(name, expected[name], found.get(name), where)
+            elif name in found:
                 shown = f"{name} " if len(results) > 1 or _is_buffer(name) else ""
                 self._judge_one(at, name, found[name], where, shown)
+
+    def _judge_drawn(self, name: str, expected: Any, value: Any, where: str) -> None:
+        """Compare what two runs have in common where random numbers, and sizes by them, differ."""
+        kinds = [
+            f"{v.dtype} of {v.dim()} dimensions" if isinstance(v, Tensor) else type(v).__name__
+            for v in (expected, value)
+        ]
+        if value is not None and kinds[0] != kinds[1]:
+            raise _apart(where, f"{name} is {kinds[1]}, expected {kinds[0]}")
+        self._note(
+            f"{name} depends on random numbers, which each run draws anew: its values are compared "
+            "neither with the graph's nor with the float model's"
+        )
 
     def _judge_one(self, at: int, name: str, value: Any, where: str, shown: str) -> None:
         expected = self.trials.trials[at].results[name]
@@ -177,7 +195,7 @@ class Judge:
 
         A network that was never trained may give such results: each of its blocks starts at zero.
         """
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
         if not is_float or bool(expected.any()) or not bool((value.abs() < DEFAULT_EPS).all()):
             return False
         self._note(

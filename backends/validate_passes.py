@@ -29,6 +29,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.input_ranges import input_ranges
 from pt2e_quant.flow.calibrate.sample import Sample
+from pt2e_quant.graph.random_draws import draws, reached
 
 MARGIN_DB = 3.0
 """The margin over the furthest run with rounding noise that a value may have."""
@@ -95,7 +96,7 @@ class PassValidation:
     def _run(
         self, gm: GraphModule, leaves: Sequence[Any], *, draw: int | None = None
     ) -> Values | None:
-        """Every tensor that a graph computes; None where it raises."""
+        """Every tensor that a graph computes without random numbers; None where it raises."""
         given = copied_leaves(leaves)
         count = sum(node.op == "placeholder" for node in gm.graph.nodes)
         given += copied_leaves(self.more[: count - len(given)])
@@ -105,10 +106,14 @@ class PassValidation:
                 results = recorder.run(*given, enable_io_processing=False)
             except Exception:  # Whatever a graph raises at an extreme input: nothing to compare.
                 return None
-        for index, value in enumerate(pytree.tree_leaves(results)):
-            if isinstance(value, Tensor):
+        drawn = {node.name for node in reached(gm.graph, draws)}
+        leaves_out = pytree.tree_leaves(gm.graph.output_node().args[0])
+        for index, (value, leaf) in enumerate(
+            zip(pytree.tree_leaves(results), leaves_out, strict=True)
+        ):
+            if isinstance(value, Tensor) and getattr(leaf, "name", None) not in drawn:
                 recorder.values[f"{RESULT}{index}"] = value.clone()
-        return recorder.values
+        return {key: value for key, value in recorder.values.items() if key not in drawn}
 
 
 class _Recorder(Interpreter):

@@ -67,6 +67,7 @@ from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
 from pt2e_quant.graph.idioms.rotary_embedding import rotary_rule
 from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
 from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.graph.random_draws import draws
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
@@ -174,6 +175,7 @@ def _innermost(error: BaseException) -> str:
 
 _HAS = (
     *("aten.__rshift__.Scalar", "aten.addbmm.default", "aten.addmv.default", "aten.angle.default"),
+    *("aten.bernoulli.default", "aten.dropout.default"),
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
     "aten.layer_norm.default",
@@ -181,6 +183,15 @@ _HAS = (
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
 """Functions that are not written out, because torch's exporter has ONNX for them."""
+
+
+def _has_unlike(node: Node) -> bool:
+    """True for a call that torch's exporter has ONNX for, which does not do what the graph does.
+
+    ONNX's Dropout and Bernoulli of one input are one operator behind onnxscript's elimination of
+    common subexpressions: two draws would give the same numbers.
+    """
+    return fallback_of(node) is Fallback.PLAIN or draws(node)
 
 
 def _has_complex(node: Node) -> bool:
@@ -200,7 +211,7 @@ _FIRST = (
     promote_cats,
     chunk_by_sizes,
     write_complex(_has_complex),
-    write_functions(_HAS, lambda node: fallback_of(node) is Fallback.PLAIN, takes_sizes=False),
+    write_functions(_HAS, _has_unlike, takes_sizes=False),
     name_squeezed_dims,
     *FORMS_BY_LAYOUT,
     *FLOAT_FORMS,

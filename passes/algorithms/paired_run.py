@@ -12,7 +12,9 @@ from torch.fx.node import map_arg
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.meta import attribute, constant_nodes
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, is_call
+from pt2e_quant.graph.random_draws import draws
 from pt2e_quant.observers.rounding import rounded
+from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.recurrent.round_recurrent import as_rounded
 
 MOST_BYTES = 2**30
@@ -48,6 +50,20 @@ class Block:
     output: Node
 
 
+def _is_one_size(pair: Pair) -> bool:
+    shapes = [value.shape for value in (pair.exact, pair.rounded) if isinstance(value, Tensor)]
+    return len(set(shapes)) < 2
+
+
+def _aligned(pair: Pair) -> Pair:
+    if not _is_one_size(pair):
+        raise Declined(
+            "sizes that depend on values differ between the float and the rounded run: there is "
+            "no error at each position"
+        )
+    return pair
+
+
 class PairedRun:
     """Runs a graph node by node in graph order, with two values at each node for each call.
 
@@ -72,6 +88,8 @@ class PairedRun:
         self._last = {n: max(map(self._where, n.users), default=-1) for n in self._nodes}
         self._fixed = fixed_nodes(gm.graph)
         self._written = frozenset(mutated_buffers(gm))
+        self._drawn = frozenset(filter(draws, self._nodes))
+        """What draws random numbers, which is the same in both."""
         kept = min(map(len, calls.values()))
         self.count = max(1, min(kept, MOST_BYTES // max(1, self._live_bytes())))
         self._next = 0
@@ -95,19 +113,29 @@ class PairedRun:
                 self._next += 1
 
     def operands(self, node: Node) -> Iterator[Pair]:
-        """A value that has been computed and is still to be read, in each call."""
+        """A value that has been computed and is still to be read, in each call.
+
+        Raises:
+            Declined: sizes that depend on values differ in the two.
+        """
         for call in range(self.count):
-            yield Pair(self._value(node, call, exact=True), self._value(node, call, exact=False))
+            yield _aligned(
+                Pair(self._value(node, call, exact=True), self._value(node, call, exact=False))
+            )
 
     def outputs(self, node: Node) -> Iterator[Pair]:
-        """The outputs of a reached node in each call, with its constants as they are now."""
+        """The outputs of a reached node in each call, with its constants as they are now.
+
+        Raises:
+            Declined: sizes that depend on values differ in the two.
+        """
         self.reach(node)
         found: list[Any] = []
         self._outputs = (node, self._exact_constants(node), found)
         with torch.no_grad():
             for call in range(self.count):
                 found.append(self._compute(node, call, exact=True))
-                yield Pair(found[-1], self._compute(node, call, exact=False))
+                yield _aligned(Pair(found[-1], self._compute(node, call, exact=False)))
 
     def replay(self, block: Block, call: int, constants: Constants, *, exact: bool) -> Any:
         """The output of a block that was reached, with other values of some nodes.
@@ -128,6 +156,8 @@ class PairedRun:
         for call, values in enumerate(self._values):
             exact = known[call] if known else self._compute(node, call, exact=True)
             made = Pair(exact, self._compute(node, call, exact=False))
+            if node in self._drawn and _is_one_size(made):
+                made = Pair(exact, exact)
             if node.users:
                 values[node] = made
             for source in done:

@@ -7,6 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from pt2e_quant.passes.functions import (
+    draws,
     elementwise,
     layers,
     matrices,
@@ -101,6 +102,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
         x, dim, descending
     )[1],
     "aten.atan2.default": elementwise.atan2,
+    "aten.bernoulli.default": draws.bernoulli,
     "aten.binary_cross_entropy_with_logits.default": elementwise.binary_cross_entropy_with_logits,
     "aten.bucketize.Tensor": rows.bucketize,
     "aten.conv1d.default": sizes_of_run_time.conv_of_groups,
@@ -117,6 +119,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.diagonal_scatter.default": places.diagonal_scatter,
     "aten.digamma.default": elementwise.digamma,
     "aten.dist.default": elementwise.dist,
+    "aten.dropout.default": draws.kept_by_dropout,
     "aten.elu.default": elementwise.elu,
     "aten.embedding_bag.padding_idx": sizes_of_run_time.embedding_bag,
     "aten._embedding_bag.default": sizes_of_run_time.embedding_bag,

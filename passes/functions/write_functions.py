@@ -110,6 +110,9 @@ def write_out(
     if results is None:
         return False
     _replace(node, results)
+    # Dead code that draws random numbers is not eliminated.
+    for user in [*node.users, node]:
+        node.graph.erase_node(user)
     return True
 
 

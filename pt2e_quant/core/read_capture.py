@@ -162,10 +162,15 @@ def _read_size(size: int | torch.SymInt, dims: dict[str, DimRange]) -> int | str
     return str(expression)
 
 
+def sampled_sizes(shape_env: Any) -> Any:
+    """The sample's size of each symbol that has one; torch 2.11 keeps them under another name."""
+    found = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if found is None else found
+
+
 def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
     shape_env = size.node.shape_env
-    # torch 2.11 keeps the sample's sizes under the older name.
-    hints = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
+    hints = sampled_sizes(shape_env)
     low = int(limits.lower) if limits is not None and limits.lower.is_Integer else 0
     if low == 2:
         # What torch traces every dynamic size with; its programs take a size of 1 as well.

@@ -31,6 +31,7 @@ from pt2e_quant.graph.ops import argument, arguments, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.passes.functions import draws
 from pt2e_quant.passes.functions.elementwise import log_softmax_of_float64
 from pt2e_quant.passes.functions.rows import Results
 from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
@@ -41,6 +42,9 @@ from pt2e_quant.passes.functions.write_functions import write_out
 _WRITTEN: Mapping[str, Callable[..., Results]] = {
     **FUNCTIONS,
     "aten._log_softmax.default": log_softmax_of_float64,
+    "aten.native_dropout.default": draws.dropout,
+    "aten.rand_like.default": draws.rand_like,
+    "aten.randn_like.default": draws.randn_like,
     "aten.scatter_reduce.two": functools.partial(scatter_reduce, has_extremes=False),
 }
 _KERNELS = (

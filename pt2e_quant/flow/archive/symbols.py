@@ -14,6 +14,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.read_capture import sampled_sizes
 
 _HEADS = {
     **{
@@ -94,7 +95,7 @@ class FakeWriter:
         if name in self.symbols:
             return
         self.symbols[name] = {}  # a range may not name it again
-        hints = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+        hints = sampled_sizes(env)
         limits = env.var_to_range.get(symbol)
         entry: dict[str, Any] = {
             "integer": bool(symbol.is_integer),
@@ -129,9 +130,7 @@ class FakeReader:
             low, high = (self._expression(v) for v in entry["range"])
             self.env.var_to_range[symbol] = ValueRanges(low, high)
         if "hint" in entry:
-            table = getattr(self.env, "backed_var_to_val", None)
-            table = self.env.var_to_val if table is None else table  # torch 2.11's name
-            table[symbol] = self._expression(entry["hint"])
+            sampled_sizes(self.env)[symbol] = self._expression(entry["hint"])
         if entry["size_like"]:
             self.env.size_like.add(symbol)
 
