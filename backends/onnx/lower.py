@@ -72,7 +72,8 @@ from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.join_and_split import chunk_by_sizes, promote_cats
-from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
+from pt2e_quant.passes.cleanup.promote_integers import promote_integers
+from pt2e_quant.passes.cleanup.simpler_overloads import name_reduced_dims, name_squeezed_dims
 from pt2e_quant.passes.functions.table import FUNCTIONS
 from pt2e_quant.passes.functions.write_complex import operator_of, write_complex
 from pt2e_quant.passes.functions.write_functions import write_functions
@@ -209,6 +210,8 @@ _FIRST = (
     split_experts,
     decompose_caches(has_casts=True),
     promote_cats,
+    promote_integers,
+    name_reduced_dims,
     chunk_by_sizes,
     write_complex(_has_complex),
     write_functions(_HAS, _has_unlike, takes_sizes=False),

@@ -8,11 +8,7 @@ from functools import partial
 # Registers the out variants of the quantized operators that a program may call.
 import executorch.kernels.quantized  # noqa: F401
 import torch
-from executorch.exir import (
-    EdgeProgramManager,
-    ExecutorchBackendConfig,
-    to_edge_transform_and_lower,
-)
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
 from pt2e_quant.accelerate.composite_operators import quick_decompositions
@@ -128,6 +124,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.pool_windows import fixed_windows
+from pt2e_quant.passes.cleanup.promote_integers import promote_integers
 from pt2e_quant.passes.cleanup.remove_identities import broadcast_expanded, remove_noop_expand
 from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
@@ -159,6 +156,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     return (
         drop_value_checks,
         drop_hints,
+        promote_integers,
         unpack_weights,
         write_complex(has_complex_kernel),
         # Checks and writes are effects, which ExecuTorch cannot take later. Layer norms are written

@@ -1,4 +1,4 @@
-"""Operators as simpler overloads: squeezes that name their dimensions, max pools without places."""
+"""Operators as simpler overloads: dimensions that are named, max pools without places."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+_EXTREMES = (aten.amax.default, aten.amin.default)
 _POOLS = {
     aten.max_pool1d_with_indices.default: aten.max_pool1d.default,
     aten.max_pool2d_with_indices.default: aten.max_pool2d.default,
@@ -78,6 +79,24 @@ def keep_squeezed_ranks(gm: GraphModule) -> PassResult:
     After:   y = squeeze(x, [0, 2])
     """
     return rewrite(gm, VARYING_RULES)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def name_reduced_dims(gm: GraphModule) -> PassResult:
+    """Name the dimensions of an amax or amin over all, as torch's ONNX function of it asks.
+
+    Before:  amax(x[2, 3])
+    After:   amax(x, [0, 1])
+    """
+    editor = Editor(gm)
+    for node in [n for n in gm.graph.nodes if is_call(n, _EXTREMES)]:
+        given = arguments(node)
+        rank = given["self"].meta["val"].dim()
+        if not given["dim"] and rank:
+            node.args = (given["self"], list(range(rank)), given["keepdim"])
+            node.kwargs = {}
+            editor.changed = True
+    return PassResult(editor.finish())
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

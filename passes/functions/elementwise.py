@@ -319,10 +319,13 @@ def _whole_power(x: Tensor, exponent: torch.SymInt) -> Tensor:
 
 
 def floor_quotient(x: Any, y: Any) -> Tensor:
-    """Floor division of booleans, which count as 0 and 1."""
+    """Floor division of booleans, which count as 0 and 1, and by a number that is not whole."""
+    dtype = torch.result_type(x, y)
+    if isinstance(x, Tensor) and isinstance(y, float):
+        return torch.div(x.to(dtype), y, rounding_mode="floor")
     if not isinstance(x, Tensor) or x.dtype is not torch.bool:
         raise NotImplementedError("not of booleans")
-    return torch.floor_divide(x.to(torch.result_type(x, y)), y)
+    return torch.floor_divide(x.to(dtype), y)
 
 
 def truth_of_bytes(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -344,9 +347,14 @@ def add_product(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
 
 
 def remainder(x: Any, y: Any) -> Tensor:
-    """The remainder of integers, with the divisor's sign: ExecuTorch's has the dividend's."""
-    tensor = x if isinstance(x, Tensor) else y
-    if torch.result_type(x, y).is_floating_point or tensor.dtype == torch.bool:
+    """The remainder of integers, with the divisor's sign: ExecuTorch's has the dividend's.
+
+    Of a number and a tensor it has none.
+    """
+    tensor, dtype = x if isinstance(x, Tensor) else y, torch.result_type(x, y)
+    if dtype.is_floating_point and not isinstance(x, Tensor):
+        return torch.remainder(torch.scalar_tensor(x, dtype=dtype), y.to(dtype))
+    if dtype.is_floating_point or tensor.dtype == torch.bool:
         raise NotImplementedError("not of integers")
     if not isinstance(x, Tensor):
         x = torch.scalar_tensor(x, dtype=y.dtype)
